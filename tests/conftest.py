@@ -10,10 +10,9 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -154,8 +153,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"needs present: {present or 'none'}", tiers.header(config)]
 
 
-_ONE_WORKER = ("vllm", "chromium", "gym")
-"""Needs that are costly to start: with pytest-xdist, all slow tests that have one run in the same worker."""
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give one worker of pytest-xdist all tests with real engines, which are costly to start."""
+    if item.get_closest_marker("vllm"):
+        item.add_marker(pytest.mark.xdist_group("servers"))  # later than here, pytest-xdist has read the groups
 
 
 def _missing(item: pytest.Item) -> list[str]:
@@ -165,9 +166,6 @@ def _missing(item: pytest.Item) -> list[str]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tiers.mark_slow(items)
-    for item in items:
-        if item.get_closest_marker("slow") and any(item.get_closest_marker(name) for name in _ONE_WORKER):
-            item.add_marker(pytest.mark.xdist_group("servers"))
     chosen = tiers.select(config, items, lambda item: not _missing(item))
     if left_out := set(items) - set(chosen):
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
@@ -203,15 +201,3 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if name in required():
             pytest.fail(f"{reason}, but PRORL_GYM_REQUIRE names {name!r}", pytrace=False)
         pytest.skip(reason)
-
-
-@pytest.fixture
-def bench_scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let a test import modules of ``bench/``; they are forgotten after it."""
-    scripts = Path(__file__).parent.parent / "bench"
-    monkeypatch.syspath_prepend(str(scripts))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if (scripts / f"{name}.py").exists():
-            del sys.modules[name]

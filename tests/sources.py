@@ -13,12 +13,11 @@ PACKAGE = ROOT / "prorl_gym"
 TESTS = ROOT / "tests"
 
 in_one_worker = pytest.mark.xdist_group("sources")
-"""For modules that read sources: each worker would parse them anew."""
+"""For modules that read sources: each worker would parse them again."""
 
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    """Return a parsed file."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
@@ -26,12 +25,6 @@ def tree_of(path: Path) -> ast.Module:
 def package_files() -> tuple[Path, ...]:
     """Return the modules of the package, without the tests that ship with Gym's servers."""
     return tuple(sorted(path for path in PACKAGE.rglob("*.py") if "tests" not in path.relative_to(PACKAGE).parts))
-
-
-@cache
-def files_of_tests() -> tuple[Path, ...]:
-    """Return all files of tests, helpers included."""
-    return tuple(sorted(TESTS.rglob("*.py")))
 
 
 @cache

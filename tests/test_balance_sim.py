@@ -1,18 +1,12 @@
 """The balancer's simulator: what it counts must be exact, or its table would be a story."""
 
-import sys
-from pathlib import Path
-
 import pytest
+from balance_sim import Arm, Incidents, Workload, draw, replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulation.engine import Call, Hardware, SimEngine
 
 from prorl_gym.inference.balance import make_balance_policy
-from prorl_gym.testing.inference.simulated_engine import Call, Hardware, SimEngine
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-from _sim_workload import Session, Trace, Turn, Workload, draw
-from balance_sim import Arm, Incidents, replay
 
 SYSTEM, GROUP = 64, 32
 FLEET = Workload("tiny", engines=3, kv_tokens=6000, groups=3, live=8, group_size=4)
@@ -35,27 +29,29 @@ def finish(one: SimEngine) -> float:
     return last
 
 
+def serve(one: SimEngine, session: str, prompt: int, output: int, at: float = 0.0) -> float:
+    """Run dry after one call; return when it was done."""
+    one.submit(call(session, prompt, output), at)
+    return finish(one)
+
+
 def test_a_lone_call_takes_its_prefill_and_its_steps():
     one, hardware = engine(), Hardware(kv_tokens=10_000)
-    one.submit(call("s", 500, 100), 0.0)
     steps = sum(hardware.step_base + hardware.step_per_call + hardware.step_per_token * (500 + n) for n in range(100))
-    assert finish(one) == pytest.approx(500 / hardware.prefill_rate + steps)
+    assert serve(one, "s", 500, 100) == pytest.approx(500 / hardware.prefill_rate + steps)
 
 
 def test_the_next_turn_finds_everything_but_the_broken_block():
     one = engine()
-    one.submit(call("s", 500, 101), 0.0)
-    finish(one)
-    one.submit(call("s", 900, 10), 100.0)
-    finish(one)
+    serve(one, "s", 500, 101)
+    serve(one, "s", 900, 10, at=100.0)
     assert one.tally.hit == 601 // 16 * 16
     assert one.tally.prefilled == 500 + 900 - one.tally.hit
 
 
 def test_a_group_finds_its_prompt_and_others_the_systems():
     one = engine()
-    one.submit(call("s0", 400, 10, "g"), 0.0)
-    finish(one)
+    serve(one, "s0", 400, 10)
     one.submit(call("s1", 400, 10, "g"), 10.0)
     one.submit(call("s2", 400, 10, "h"), 10.0)
     finish(one)
@@ -65,14 +61,11 @@ def test_a_group_finds_its_prompt_and_others_the_systems():
 def test_idle_tails_are_evicted_from_their_end_the_oldest_first():
     one = engine(kv_tokens=1000)
     for start, session in enumerate(("old", "young")):
-        one.submit(call(session, 400, 10), 100.0 * start)
-        finish(one)
+        serve(one, session, 400, 10, at=100.0 * start)
     # 96 shared + 2 x 314 private are there; 430 more need 154 of the oldest.
-    one.submit(call("new", 516, 10), 300.0)
-    finish(one)
+    serve(one, "new", 516, 10, at=300.0)
     hit = one.tally.hit
-    one.submit(call("young", 420, 5), 400.0)
-    finish(one)
+    serve(one, "young", 420, 5, at=400.0)
     assert one.tally.hit - hit == 410 // 16 * 16, "the younger tail is whole"
 
 
@@ -118,11 +111,3 @@ def test_a_replay_is_the_same_every_time():
     arm = Arm(lambda clock: make_balance_policy("sticky"), FLEET.live)
     first, second = (replay(trace, Hardware(60_000), FLEET.engines, arm) for _ in range(2))
     assert (first.makespan, first.hit_tokens) == (second.makespan, second.hit_tokens)
-
-
-def test_an_engine_that_never_joins_serves_nothing():
-    trace = Trace((Session("s", "g", (Turn(10, 10, 0.1),)),))
-    result = replay(
-        trace, Hardware(60_000), 2, Arm(lambda clock: make_balance_policy("sticky"), 1), Incidents(join=1e6)
-    )
-    assert result.busy["engine-1"] == 0.0

@@ -8,19 +8,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import _engine as engine
+import _load as loads
+import _programs as programs
+import _rollout_systems as systems
+import _rollout_work as work
+import peers
 import pytest
 
+from prorl_gym.environments.playback import gold_steps
 from prorl_gym.environments.protocol import Environment
-from prorl_gym.oracle.row_index import load_rows
+from prorl_gym.oracle.oracle_policy import load_rows
 
 BENCH = Path(__file__).parent.parent / "bench"
-
-
-pytestmark = pytest.mark.usefixtures("bench_scripts")
-
-
-def load(name: str) -> Any:
-    return import_module(name)
+WORK = work.QUESTION_WORK
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -38,41 +39,42 @@ def load(name: str) -> Any:
     ids=["right", "a wrong answer", "a lost rollout", "a retried call", "a missing call"],
 )
 def test_worthless_figures_are_refused(rewards: list[float], calls: int, complaint: str) -> None:
-    measure, loads = load("_rollout_measure"), load("_rollout_load")
-    arm = load("_rollout_systems").Arm.of("ours", load("_rollout_work").QUESTION_WORK)
+    arm = systems.Arm.of("ours", WORK)
     seen = loads.Seen(1.0, [50.0] * len(rewards), rewards)
     if not complaint:
-        measure.check(arm, loads.Load(2), seen, calls)
+        peers.check(arm, loads.Load(2), seen, calls)
         return
-    with pytest.raises(measure.BenchRefusedError, match=complaint):
-        measure.check(arm, loads.Load(2), seen, calls)
+    with pytest.raises(peers.BenchRefusedError, match=complaint):
+        peers.check(arm, loads.Load(2), seen, calls)
 
 
 def test_a_machine_that_stays_busy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = load("_rollout_measure")
-    monkeypatch.setattr(measure, "SHORT", False)
-    monkeypatch.setattr(measure, "WAIT_SECONDS", -1.0)
+    monkeypatch.setattr(peers, "SHORT", False)
+    monkeypatch.setattr(peers, "WAIT_SECONDS", -1.0)
     monkeypatch.setattr("os.getloadavg", lambda: (1.5, 0.0, 0.0))
-    with pytest.raises(measure.BenchRefusedError, match=r"stays at 1\.5; a run begins below 1"):
-        measure.wait_for_idle_machine()
-    monkeypatch.setattr(measure, "SHORT", True)
-    measure.wait_for_idle_machine()
+    with pytest.raises(peers.BenchRefusedError, match=r"stays at 1\.5; a run begins below 1"):
+        peers.wait_for_idle_machine()
+    monkeypatch.setattr(peers, "SHORT", True)
+    peers.wait_for_idle_machine()
 
 
 def test_a_missing_peer_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    systems, measure = load("_rollout_systems"), load("_rollout_measure")
     monkeypatch.setenv("PRORL_GYM_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    missing = measure.left_out(systems.all_systems())
-    assert missing[systems.TOOL_ENV] == "verifiers-0.1 is not installed; run: bench/peers-environment"
-    assert missing[systems.OURS["apptainer"]].startswith("apptainer is not installed")
-    assert systems.FLOOR not in missing and systems.OURS["userns"] not in missing
+
+    def missing() -> dict[str, str]:
+        return {arm.name: system.missing for system in systems.all_systems() for arm in system.arms}
+
+    before = missing()
+    assert before[systems.TOOL_ENV] == "verifiers-0.1 is not installed; run: bench/peers-environment"
+    assert before[systems.OURS["apptainer"]].startswith("apptainer is not installed")
+    assert before[systems.FLOOR] == before[systems.OURS["userns"]] == ""
     for name in ("verifiers-0.1", "mini-swe-agent"):
         (tmp_path / "peers" / name / "bin").mkdir(parents=True)
         (tmp_path / "peers" / name / "bin" / "python").touch()
-    missing = measure.left_out(systems.all_systems())
-    assert systems.TOOL_ENV not in missing and systems.MINI not in missing
-    assert missing[systems.MINI_BWRAP] == "bwrap is not installed; run: apt-get install bubblewrap"
+    after = missing()
+    assert after[systems.TOOL_ENV] == after[systems.MINI] == ""
+    assert after[systems.MINI_BWRAP] == "bwrap is not installed; run: apt-get install bubblewrap"
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
@@ -80,27 +82,21 @@ def test_a_missing_peer_is_named_with_its_command(monkeypatch: pytest.MonkeyPatc
 
 def test_busy_time_leaves_out_idle_waiting_and_guests() -> None:
     stat = "cpu  100 20 30 9000 800 4 6 70 50 0\ncpu0 1 1 1 1 1 1 1 0 0 0\n"
-    assert load("_rollout_measure").busy_seconds(stat, 100) == 1.6
+    assert peers.busy_seconds(stat, 100) == 1.6
 
 
-def test_the_engines_cpu_is_taken_away() -> None:
-    assert load("_rollout_measure").cpu_per_rollout((10.0, 14.0), (1.0, 2.0), 100) == 30.0
-
-
-def test_time_beyond_the_engine() -> None:
-    measure, loads, work = load("_rollout_measure"), load("_rollout_load"), load("_rollout_work").QUESTION_WORK
-    arm = load("_rollout_systems").Arm.of("ours", work)
-
-    class Counters(measure.Machine):
+def test_time_and_cpu_beyond_the_engine() -> None:
+    class Counters(peers.Machine):
         def __init__(self) -> None:
             self.engine_calls = iter([10, 14])
             self.times = iter([5.0, 5.5])
+            self.engine_times = iter([1.0, 1.1])
 
         def busy(self) -> float:
             return next(self.times)
 
         def engine(self) -> float:
-            return 0.0
+            return next(self.engine_times)
 
         async def calls(self) -> int:
             return next(self.engine_calls)
@@ -111,19 +107,15 @@ def test_time_beyond_the_engine() -> None:
     async def put(load: Any) -> Any:
         return loads.Seen(0.5, [41.0, 100.0], [1.0, 1.0])
 
-    measured = asyncio.run(Counters().measure(arm, loads.Load(2), put))
-    assert (measured.per_second, measured.cpu_ms, measured.beyond_ms) == (4.0, 250.0, [1.0, 60.0])
+    measured = asyncio.run(Counters().measure(systems.Arm.of("ours", WORK), loads.Load(2), put))
+    assert (measured.per_second, measured.beyond_ms) == (4.0, [1.0, 60.0])
+    assert measured.cpu_ms == pytest.approx(200.0)
 
 
 # --- loads ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_open_loop_has_a_fixed_spacing() -> None:
-    assert load("_rollout_load").start_times(4, 20.0) == [0.0, 0.05, 0.1, 0.15]
-
-
 async def test_an_open_loop_waits_for_no_rollout() -> None:
-    loads = load("_rollout_load")
     running, everyone = 0, asyncio.Event()
 
     async def rollout() -> float:
@@ -134,12 +126,12 @@ async def test_an_open_loop_waits_for_no_rollout() -> None:
         await everyone.wait()
         return 1.0
 
-    seen = await asyncio.wait_for(loads.put_load(loads.Load(3, per_second=1000.0), rollout), 30)
+    seen = await asyncio.wait_for(loads.put_load(loads.Load(3, per_second=20.0), rollout), 30)
+    assert seen.seconds >= 2 / 20.0
     assert seen.rewards == [1.0] * 3 and len(seen.latencies) == 3
 
 
 async def test_a_closed_loop_has_no_more_rollouts_than_callers() -> None:
-    loads = load("_rollout_load")
     running, most = 0, 0
 
     async def rollout() -> float:
@@ -155,42 +147,38 @@ async def test_a_closed_loop_has_no_more_rollouts_than_callers() -> None:
 
 
 async def test_a_peers_program_answers_loads(tmp_path: Path) -> None:
-    systems, loads = load("_rollout_systems"), load("_rollout_load")
     program = tmp_path / "peer.py"
     program.write_text(
-        "import asyncio, _rollout_load\n"
+        "import asyncio, _load\n"
         "async def rollout():\n    print('noise of a library')\n    return 1.0\n"
-        "asyncio.run(_rollout_load.answer_loads(rollout))\n"
+        "asyncio.run(_load.answer_loads(rollout))\n"
     )
     log = tmp_path / "log"
-    async with systems.running([sys.executable, str(program)], log, {"PYTHONPATH": str(BENCH)}) as child:
-        assert await systems.read_line(child, log, 60.0) == "ready"
+    async with programs.running([sys.executable, str(program)], log, {"PYTHONPATH": str(BENCH)}) as child:
+        assert await programs.read_line(child, log, 60.0) == "ready"
         child.stdin.write(b'{"count": 2, "callers": 2}\n')
-        seen = loads.Seen(**json.loads(await systems.read_line(child, log, 60.0)))
+        seen = loads.Seen(**json.loads(await programs.read_line(child, log, 60.0)))
     assert seen.rewards == [1.0, 1.0]
     assert "noise of a library" in log.read_text()
 
 
 async def test_a_program_that_ends_is_quoted(tmp_path: Path) -> None:
-    systems = load("_rollout_systems")
     log = tmp_path / "log"
-    async with systems.running([sys.executable, "-c", "raise SystemExit('no such engine')"], log) as child:
-        with pytest.raises(systems.BenchRefusedError, match="no such engine"):
-            await systems.read_line(child, log, 60.0)
+    async with programs.running([sys.executable, "-c", "raise SystemExit('no such engine')"], log) as child:
+        with pytest.raises(programs.BenchRefusedError, match="no such engine"):
+            await programs.read_line(child, log, 60.0)
 
 
 async def test_a_rollout_that_fails_is_named() -> None:
-    systems, loads = load("_rollout_systems"), load("_rollout_load")
 
     async def rollout() -> float:
         raise OSError("connection refused")
 
-    with pytest.raises(systems.BenchRefusedError, match="A rollout failed: OSError: connection refused"):
+    with pytest.raises(programs.BenchRefusedError, match="A rollout failed: OSError: connection refused"):
         await systems.put_on(rollout)(loads.Load(2, callers=2))
 
 
 def test_a_refused_run_keeps_its_logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    peers = load("peers")
 
     async def measure(directory: Path) -> Any:
         (directory / "engine.log").write_text("last words")
@@ -209,7 +197,6 @@ def test_a_refused_run_keeps_its_logs(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_the_chat_engine_calls_the_tool_then_boxes_what_it_said() -> None:
-    engine, work = load("_rollout_engine"), load("_rollout_work")
     question = {"role": "user", "content": work.QUESTION}
     for name, arguments in (
         ("execute_python", {"code": work.CODE}),
@@ -226,38 +213,34 @@ def test_the_chat_engine_calls_the_tool_then_boxes_what_it_said() -> None:
 
 @pytest.mark.slow
 async def test_the_engines_rows_make_the_calls_that_are_expected(tmp_path: Path) -> None:
-    systems, work = load("_rollout_systems"), load("_rollout_work")
-    async with systems.running_engine(tmp_path) as (url, pid):
+    async with systems.peers_engine(tmp_path) as (url, pid):
         rows = load_rows([tmp_path / "rows.jsonl"])
         for each in work.WORKS:
             known = rows.find(each.row["question"])
             environment: Environment[Any] = known.environment
-            assert environment.name == each.environment and len(known.gold_steps()) == each.calls
-        machine = load("_rollout_measure").Machine(url, pid)
+            assert environment.name == each.environment and len(gold_steps(environment, known.task)) == each.calls
+        machine = peers.Machine(url, pid)
         (floor, *_) = systems.all_systems()
         async with floor.start(systems.Site(url, tmp_path)) as (put,):
-            seen = await put(load("_rollout_load").Load(3, callers=3))
+            seen = await put(loads.Load(3, callers=3))
         assert seen.rewards == [1.0] * 3 and await machine.calls() == 6
-        assert min(seen.latencies) >= work.QUESTION_WORK.engine_ms
+        assert min(seen.latencies) >= WORK.engine_ms
         assert machine.engine() > 0
 
 
 def results(*lines: tuple[str, str, int, float]) -> Any:
-    measure = load("_rollout_measure")
-    found = measure.Results()
-    for work, arm, callers, value in lines:
-        found.loads[work, arm, callers].append(measure.Measured(value, value, [value, value]))
+    found = peers.Results(list)
+    for name, arm, callers, value in lines:
+        found[name, arm, callers].append(peers.Measured(value, value, [value, value]))
     return found
 
 
 def test_ours_stands_beside_its_peers() -> None:
-    peers, systems = load("peers"), load("_rollout_systems")
-    work = load("_rollout_work").QUESTION_WORK
     every = (systems.OURS["userns"], systems.OURS["apptainer"], systems.THROUGH_GYM, systems.GYM, systems.TOOL_ENV)
-    found = results(*((work.name, arm, 32, float(n)) for n, arm in enumerate(every, 10)))
-    found.loads[work.name, every[0], 32] *= 3
-    found.loads[work.name, systems.FLOOR, 32] = found.loads[work.name, systems.GYM, 32]
-    rows = {(row["name"], row["backend"]): row for row in peers.work_rows(found, work)}
+    found = results(*((WORK.name, arm, 32, float(n)) for n, arm in enumerate(every, 10)))
+    found[WORK.name, every[0], 32] *= 3
+    found[WORK.name, systems.FLOOR, 32] = found[WORK.name, systems.GYM, 32]
+    rows = {(row["name"], row["backend"]): row for row in peers.work_rows(found, WORK)}
     rate = rows["one question, 32 callers: rollouts", "userns"]
     assert (rate["runs"], rate["unit"], rate["better"]) == ([10.0] * 3, "1/s", "higher")
     assert [(peer["name"], peer["value"], peer["target"]) for peer in rate["peers"]] == [
@@ -274,13 +257,11 @@ def test_ours_stands_beside_its_peers() -> None:
 
 
 def test_latency_rows_have_medians_and_tails() -> None:
-    peers, systems, measure = load("peers"), load("_rollout_systems"), load("_rollout_measure")
-    work = load("_rollout_work").QUESTION_WORK
     found = results()
-    found.loads[work.name, systems.OURS["userns"], 1] = [measure.Measured(1.0, 1.0, [10.0, 20.0, 30.0])]
-    found.loads[work.name, systems.FLOOR, 1] = [measure.Measured(1.0, 1.0, [2.0, 3.0, 4.0])]
-    found.loads[work.name, systems.OURS["userns"], measure.OPEN] = [measure.Measured(1.0, 1.0, [5.0, 5.0, 105.0])]
-    rows = {row["name"]: row for row in peers.work_rows(found, work)}
+    found[WORK.name, systems.OURS["userns"], 1] = [peers.Measured(1.0, 1.0, [10.0, 20.0, 30.0])]
+    found[WORK.name, systems.FLOOR, 1] = [peers.Measured(1.0, 1.0, [2.0, 3.0, 4.0])]
+    found[WORK.name, systems.OURS["userns"], peers.OPEN] = [peers.Measured(1.0, 1.0, [5.0, 5.0, 105.0])]
+    rows = {row["name"]: row for row in peers.work_rows(found, WORK)}
     assert rows["one question, 1 caller: beyond the engine, p50"]["value"] == 20.0
     assert rows["one question, 1 caller: beyond the engine, p50"]["target"] == 30.0
     assert rows["one question, 1 caller: beyond the engine, p50"]["peers"] == [
@@ -291,21 +272,19 @@ def test_latency_rows_have_medians_and_tails() -> None:
 
 
 def test_every_arm_of_a_work_is_a_row_or_a_peer_of_one() -> None:
-    peers, systems = load("peers"), load("_rollout_systems")
-    own = {*systems.OURS.values(), systems.WARM, systems.THROUGH_GYM}
+    own = {*systems.OURS.values(), systems.THROUGH_GYM}
     for system in systems.all_systems():
         for arm in system.arms:
             assert arm.name in own or arm.name in (systems.FLOOR, *peers.PEERS[arm.work.name])
 
 
 def test_a_short_run_is_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = load("_rollout_work").QUESTION_WORK.sizes
     for name in ("_report", "_rollout_work"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setenv("PRORL_BENCH_SHORT", "1")
-    short = load("_rollout_work")
+    short = import_module("_rollout_work")
     assert short.RUNS == 1
     assert short.QUESTION_WORK.sizes == replace(
-        short.QUESTION_WORK.sizes, closed={callers: count // 10 for callers, count in whole.closed.items()}
+        short.QUESTION_WORK.sizes, closed={callers: count // 10 for callers, count in WORK.sizes.closed.items()}
     )
-    assert load("_report").report("peers", [])["quick"] is True
+    assert import_module("_report").report("peers", [])["quick"] is True

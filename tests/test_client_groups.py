@@ -8,7 +8,7 @@ from sample_records import BAD, BROKEN, CUT, LOST, STOPPED, delivered, member, r
 from prorl_gym.client import CompletedGroup
 from prorl_gym.client.group_stream import GroupAssembler
 from prorl_gym.errors import ConflictError
-from prorl_gym.records import Rollout
+from prorl_gym.records import Outcome, Rollout
 
 
 def play(*rollouts: Rollout, replace: int = 0, used: int = 0) -> list[CompletedGroup]:
@@ -43,47 +43,32 @@ def test_two_rollouts_of_one_number_are_reported() -> None:
     assert play(again, again) == [], "the same record twice is none"
 
 
-def test_a_replacement_takes_the_place_of_a_member_that_failed() -> None:
-    records = (
-        member("a", 0, 2, BROKEN),
-        member("a", 1, 2),
-        member("a", 0, 2, name="a0:r1", stands_in_for="a0"),
-    )
-    assert ids(play(*records, replace=1)) == [["a0:r1", "a1"]]
-    assert ids(play(*records, replace=0)) == [["a0", "a1"]]
+def stand_in(name: str, replaced: str, size: int, outcome: Outcome | None = None) -> Rollout:
+    return member("a", 0, size, outcome, name=name, stands_in_for=replaced)
 
 
-def test_a_replacement_that_fails_too_is_replaced_as_long_as_the_service_does() -> None:
-    first = (member("a", 0, 1, BROKEN), member("a", 0, 1, BROKEN, name="a0:r1", stands_in_for="a0"))
-    assert ids(play(*first, replace=1)) == [["a0:r1"]]
-    assert ids(play(*first, replace=2)) == []
-    last = member("a", 0, 1, name="a0:r2", stands_in_for="a0:r1")
-    assert ids(play(*first, last, replace=2)) == [["a0:r2"]]
+FAILED_TWICE = (member("a", 0, 1, BROKEN), stand_in("a0:r1", "a0", 1, BROKEN))
+RACED = (member("a", 0, 2, CUT), member("a", 1, 2), stand_in("a0:x1", "a0", 2), stand_in("a0:x2", "a0", 2))
+REPLACED = (member("a", 0, 2, BROKEN), member("a", 1, 2), stand_in("a0:r1", "a0", 2))
+EXTRA = (REPLACED[0], member("a", 1, 2, CUT, name="a1:x1", stands_in_for="a1"), *REPLACED[1:])
 
 
-def test_a_member_that_only_the_service_lost_is_not_replaced() -> None:
-    assert ids(play(member("a", 0, 1, LOST), replace=2)) == [["a0"]]
-    assert ids(play(member("a", 0, 1, BAD), replace=2)) == [["a0"]]
-
-
-def test_of_two_that_raced_the_first_reward_counts() -> None:
-    records = (
-        member("a", 0, 2, CUT),
-        member("a", 1, 2),
-        member("a", 0, 2, name="a0:x1", stands_in_for="a0"),
-        member("a", 0, 2, name="a0:x2", stands_in_for="a0"),
-    )
-    assert ids(play(*records)) == [["a0:x1", "a1"]]
-
-
-def test_an_extra_replica_uses_up_no_replacement() -> None:
-    records = (
-        member("a", 0, 2, BROKEN),
-        member("a", 1, 2, CUT, name="a1:x1", stands_in_for="a1"),
-        member("a", 1, 2),
-        member("a", 0, 2, name="a0:r1", stands_in_for="a0"),
-    )
-    assert ids(play(*records, replace=1)) == [["a0:r1", "a1"]]
+@pytest.mark.parametrize(
+    ("records", "replace", "members"),
+    [
+        pytest.param(REPLACED, 1, ["a0:r1", "a1"], id="a replacement takes the place of a member that failed"),
+        pytest.param(REPLACED, 0, ["a0", "a1"], id="none is waited for"),
+        pytest.param(FAILED_TWICE, 1, ["a0:r1"], id="the service replaces once"),
+        pytest.param(FAILED_TWICE, 2, None, id="the service replaces twice"),
+        pytest.param((*FAILED_TWICE, stand_in("a0:r2", "a0:r1", 1)), 2, ["a0:r2"], id="the second replacement"),
+        pytest.param((member("a", 0, 1, LOST),), 2, ["a0"], id="what only the service lost is not replaced"),
+        pytest.param((member("a", 0, 1, BAD),), 2, ["a0"], id="a bad row is not replaced"),
+        pytest.param(RACED, 0, ["a0:x1", "a1"], id="of two that raced the first reward counts"),
+        pytest.param(EXTRA, 1, ["a0:r1", "a1"], id="an extra replica uses up no replacement"),
+    ],
+)
+def test_who_stands_in(records: tuple[Rollout, ...], replace: int, members: list[str] | None) -> None:
+    assert ids(play(*records, replace=replace)) == ([members] if members else [])
 
 
 @pytest.mark.parametrize("outcome", [CUT, STOPPED])
@@ -100,11 +85,6 @@ def test_a_group_in_doubt_is_forgotten_when_many_came_after_it() -> None:
     for one in delivered(*(rollout for pair in pairs for rollout in pair)):
         assert book.add_record(one) is None
     assert book.resume_cursor == 2
-
-
-def test_groups_that_were_used_do_not_come_again() -> None:
-    records = (member("a", 0, 2), member("b", 0, 1), member("a", 1, 2))
-    assert ids(play(*records, used=2)) == [["a0", "a1"]]
 
 
 def test_rewards_leave_out_who_is_masked() -> None:

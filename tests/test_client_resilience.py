@@ -13,14 +13,15 @@ import pytest
 from aiohttp import web
 from sample_records import BROKEN, member, record
 
+from prorl_gym.api.http.http_server import KEEP_ALIVE_SECONDS
 from prorl_gym.api.service_process import bind_socket
-from prorl_gym.client import BusyError, Client, ServiceError
+from prorl_gym.client import AcceptedRollout, BusyError, Client, ServiceError
 from prorl_gym.client.async_client import encode_batches
 from prorl_gym.client.record_stream import split_lines
 from prorl_gym.client.transport import RetryableError, RetryBudget
 from prorl_gym.client.wire_models import RolloutSummary
 from prorl_gym.demand import Demand, RedundantHandling
-from prorl_gym.errors import ConfigError, GoneError, NotFoundError, TaskError
+from prorl_gym.errors import ConfigError, NotFoundError, TaskError
 from prorl_gym.records import RolloutRequest
 
 TOKEN = "test-token-of-no-worth"
@@ -42,11 +43,17 @@ async def service(handler: Handler, port: int = 0) -> AsyncIterator[str]:
             await runner.cleanup()
 
 
-def fails_with(status: int, **headers: str) -> Handler:
+def always(**fields: Any) -> Handler:
+    """Answer every request alike; the fields are those of ``web.Response``."""
+
     async def handler(request: web.Request) -> web.StreamResponse:
-        return web.json_response({"error": {"what": "No.", "fix": "Wait."}}, status=status, headers=headers)
+        return web.Response(**fields)
 
     return handler
+
+
+def fails_with(status: int, **headers: str) -> Handler:
+    return always(text=json.dumps({"error": {"what": "No.", "fix": "Wait."}}), status=status, headers=headers)
 
 
 def line(cursor: int, **more: Any) -> bytes:
@@ -78,6 +85,24 @@ async def test_no_wait_is_longer_than_the_patience() -> None:
             with pytest.raises(BusyError, match=r"No\.\nWait\."):
                 await client.status()
     assert time.monotonic() - began < 5
+
+
+async def test_an_idle_connection_is_not_used_when_the_service_may_be_closing_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    callers: set[Any] = set()
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        callers.add(request.transport.get_extra_info("peername"))
+        return web.json_response({"cancelled": []})
+
+    async with service(answer) as url, Client(url, token=TOKEN, retry_seconds=0.0) as client:
+        for later in (0.0, KEEP_ALIVE_SECONDS - 1.0):
+            now = time.monotonic() + later
+            monkeypatch.setattr("aiohttp.connector.monotonic", lambda now=now: now)
+            await client.cancel(["a"])
+    assert len(callers) == 2
 
 
 async def test_pauses_grow_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +144,8 @@ async def test_a_weight_update_survives_lost_answers() -> None:
 
 
 async def test_a_service_that_is_gone_does_not_hide_why_loading_failed(caplog: pytest.LogCaptureFixture) -> None:
-    async def handler(request: web.Request) -> web.StreamResponse:
-        return web.json_response({"pool": "policy", "paused": True})
-
     async with AsyncExitStack() as running:
-        url = await running.enter_async_context(service(handler))
+        url = await running.enter_async_context(service(always(text='{"pool": "policy", "paused": true}')))
         async with Client(url, token=TOKEN, retry_seconds=0.05, retry_delay=0.001) as client:
             with pytest.raises(RuntimeError, match="out of memory"):
                 async with client.weight_update(4):
@@ -148,12 +170,6 @@ async def test_what_will_not_help_is_not_repeated(status: int) -> None:
     assert type(caught.value).__module__.startswith("prorl_gym.")
 
 
-async def test_a_released_record_is_gone() -> None:
-    async with service(fails_with(410)) as url, Client(url, token=TOKEN) as client:
-        with pytest.raises(GoneError):
-            await client.poll_result("a")
-
-
 # --- restarts -------------------------------------------------------------------------------------------------------
 
 
@@ -165,9 +181,7 @@ async def test_a_result_is_waited_for_over_a_restart() -> None:
         await asyncio.sleep(60)
         return web.Response()
 
-    async def after(request: web.Request) -> web.StreamResponse:
-        return web.json_response({"rollout": record("a").model_dump(mode="json")})
-
+    after = always(text=json.dumps({"rollout": record("a").model_dump(mode="json")}))
     async with service(before) as url:
         port = int(url.rpartition(":")[2])
         client = Client(url, token=TOKEN, retry_delay=0.01, retry_seconds=30)
@@ -194,14 +208,48 @@ async def test_a_stream_that_ends_is_taken_up_again_until_patience_ends() -> Non
     assert asked[:5] == [0, 1, 2, 3, 3]
 
 
+async def test_a_broken_stream_is_resumed_after_the_last_whole_line() -> None:
+    asked: list[str] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        asked.append(request.query["cursor"])
+        response = web.StreamResponse()
+        await response.prepare(request)
+        first = int(request.query["cursor"]) + 1
+        await response.write(b"\n" + line(first, padding="x" * 300_000) + b"\n")
+        await response.write(line(first + 1, padding="x" * 1000)[:1000])  # cut off in the middle
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async with service(handler) as url, Client(url, token=TOKEN, retry_delay=0.001) as client:
+        stream = client.stream("default")
+        seen = [await anext(stream) for _ in range(3)]
+        await stream.aclose()
+    assert [(one.cursor, one.rollout.rollout_id) for one in seen] == [(1, "r1"), (2, "r2"), (3, "r3")]
+    assert asked == ["0", "1", "2"]
+
+
 # --- hostile and broken answers -------------------------------------------------------------------------------------
 
 
-async def test_a_redirect_is_not_followed() -> None:
-    async def handler(request: web.Request) -> web.StreamResponse:
-        return web.Response(status=302, headers={"Location": "http://192.0.2.1/"})
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (403, "<html>nginx</html>", r"^/v1/status: the service answered 403\.\nIs that address a prorl-gym service\?$"),
+        *((200, body, r"not answer in JSON\.\n.*a prorl-gym service") for body in ("<html>", "[1]", "[" * 100_000)),
+    ],
+    ids=["a proxy's refusal", "a page", "a list", "deep nesting"],
+)
+async def test_another_kind_of_server_is_recognised(status: int, body: str, message: str) -> None:
+    async with service(always(text=body, status=status)) as url, Client(url, token=TOKEN) as client:
+        with pytest.raises(ServiceError, match=message):
+            await client.status()
 
-    async with service(handler) as url, Client(url, token=TOKEN) as client:
+
+async def test_a_redirect_is_not_followed() -> None:
+    elsewhere = always(status=302, headers={"Location": "http://192.0.2.1/"})
+    async with service(elsewhere) as url, Client(url, token=TOKEN) as client:
         with pytest.raises(ServiceError, match="answered 302"):
             await client.status()
 
@@ -233,14 +281,10 @@ async def test_no_id_becomes_another_address(name: str) -> None:
     [
         (b'{"cursor": 1}\n', r"rollout: Field required"),
         (b"hello\n", "not answer in JSON"),
-        (b'{"cursor":1,"rollout":{}}\n', "cannot be read"),
     ],
 )
 async def test_a_line_that_cannot_be_read_is_an_error_of_ours(body: bytes, message: str) -> None:
-    async def handler(request: web.Request) -> web.StreamResponse:
-        return web.Response(body=body)
-
-    async with service(handler) as url, Client(url, token=TOKEN) as client:
+    async with service(always(body=body)) as url, Client(url, token=TOKEN) as client:
         with pytest.raises(ServiceError, match=message):
             await anext(client.stream())
 
@@ -249,11 +293,8 @@ async def test_a_newer_record_asks_for_an_upgrade_and_later_fields_do_not() -> N
     newer = record("r1").model_dump(mode="json")
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        if request.query["cursor"] == "0":
-            return web.Response(
-                body=json.dumps({"cursor": 1, "rollout": {**newer, "later": 1}, "also": 2}).encode() + b"\n"
-            )
-        return web.Response(body=json.dumps({"cursor": 2, "rollout": {**newer, "schema_version": 99}}).encode() + b"\n")
+        rollout, cursor = ({"later": 1}, 1) if request.query["cursor"] == "0" else ({"schema_version": 99}, 2)
+        return web.Response(body=line(cursor, rollout=newer | rollout, also=2))
 
     async with service(handler) as url, Client(url, token=TOKEN, retry_delay=0.001) as client:
         stream = client.stream()
@@ -346,7 +387,7 @@ def test_what_is_not_json_is_named_before_it_is_sent(value: Any) -> None:
         list(encode_batches([ask("a", value=value)]))
 
 
-async def test_each_batch_is_repeated_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broken_batch_alone_is_sent_again_with_the_same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "prorl_gym.client.async_client.encode_batches", lambda requests: encode_batches(requests, max_rollouts=2)
     )
@@ -356,13 +397,16 @@ async def test_each_batch_is_repeated_for_itself(monkeypatch: pytest.MonkeyPatch
         names = [one["rollout_id"] for one in await request.json()]
         got.append(names)
         if len(got) == 2:
+            assert request.transport is not None
+            request.transport.close()
+        if len(got) == 3:
             return await fails_with(503)(request)
         return web.json_response({"accepted": [{"rollout_id": name, "duplicate": False} for name in names]})
 
     async with service(handler) as url, Client(url, token=TOKEN, retry_delay=0.001) as client:
         accepted = await client.submit([ask(name) for name in "abc"])
-    assert [one.rollout_id for one in accepted] == ["a", "b", "c"]
-    assert got == [["a", "b"], ["c"], ["c"]]
+    assert accepted == [AcceptedRollout(name, False) for name in "abc"]
+    assert got == [["a", "b"], ["c"], ["c"], ["c"]]
 
 
 # --- acknowledgement ------------------------------------------------------------------------------------------------

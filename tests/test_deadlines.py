@@ -15,26 +15,6 @@ async def forever() -> None:
 
 
 @virtually
-async def test_a_block_over_its_time_is_ended():
-    deadline = Deadline(0.01)
-    with pytest.raises(TimeoutError):
-        async with deadline:
-            await forever()
-    assert deadline.expired()
-    assert deadline.paused_seconds == 0
-
-
-@virtually
-async def test_held_time_is_given_back():
-    deadline = Deadline(0.05)
-    async with deadline:
-        with paused_deadline():
-            await asyncio.sleep(0.1)
-    assert not deadline.expired()
-    assert 0.1 <= deadline.paused_seconds < 5
-
-
-@virtually
 async def test_the_rest_of_the_time_runs_on_after_a_hold():
     deadline = Deadline(0.02)
     with pytest.raises(TimeoutError):

@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 
 from sources import ROOT, in_one_worker, package_files, tree_of
 
@@ -18,12 +17,6 @@ OF_OTHERS = {
 """Files of NeMo-RL and of a task's directory."""
 
 
-def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
 def documented_args(docstring: str) -> list[str]:
     section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", docstring, re.DOTALL | re.MULTILINE)
     return re.findall(r"^    \*{0,2}(\w+):", section[1], re.MULTILINE) if section else []
@@ -33,7 +26,8 @@ def test_every_documented_argument_is_a_parameter() -> None:
     unknown = [
         f"{path.relative_to(ROOT)}:{function.lineno} {function.name}: {name}"
         for path in package_files()
-        for function in functions(tree_of(path))
+        for function in ast.walk(tree_of(path))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for name in documented_args(ast.get_docstring(function) or "")
         if name not in {argument.arg for argument in ast.walk(function.args) if isinstance(argument, ast.arg)}
     ]

@@ -1,20 +1,26 @@
 """The simulation of ``bench groups``: what it counts must be exact, or its table would be a story."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-from _groups_ours import ServiceScheme
-from _groups_peers import BatchFull, DropStale, Reuse, WaitForAll
-from _groups_sim import ActiveGroup, Result, Workers, new_group, simulate
-from _groups_workload import TOOL_SHARE, Draw, Population, Setting, Task, Tasks
+from _groups_schemes import BatchFull, DropStale, Reuse, ServiceScheme, WaitForAll
+from _groups_sim import (
+    TOOL_SHARE,
+    ActiveGroup,
+    Draw,
+    Population,
+    Result,
+    Setting,
+    Task,
+    Tasks,
+    Workers,
+    new_group,
+    simulate,
+)
 from groups import interval_bound
 
-SMALL = Setting("small", batch=4, size=4, steps=4, init=8, run=16, eval=8)
+SMALL = Setting(batch=4, size=4, steps=4, init=8, run=16, eval=8)
 
 
 class Given(Tasks):
@@ -32,12 +38,10 @@ def pair(first: float, second: float) -> tuple[Draw, Draw]:
     return Draw(1.0, first, 2.0, 1.0), Draw(1.0, second, 2.0, 0.0)
 
 
-ONE = Setting("one", batch=1, size=2, steps=1, init=8, run=4, eval=8)
+ONE = Setting(batch=1, size=2, steps=1, init=8, run=4, eval=8)
 
 
 class SingleGroup:
-    """Begins one group."""
-
     def __init__(self, workers: Workers, task: Task) -> None:
         self.group = new_group(task)
         self._workers = workers
@@ -92,7 +96,7 @@ def test_a_round_is_waited_for_and_its_surplus_is_lost():
     ("reuse", "second"),
     [
         ("lost", 1.0 + 100.0 + 2.0),
-        ("kept", 1.0 + 93.0 + 2.0),  # 7 seconds of it were done when the first batch was full
+        # 7 seconds of it were done when the first batch was full.
         ("replayed", 1.0 + 93.0 + 7.0 * TOOL_SHARE + 2.0),
     ],
 )
@@ -122,14 +126,9 @@ def test_ours_delivers_whole_fresh_groups_and_returns_every_slot(train: float):
     assert len({task.number for task in result.delivered}) == len(result.delivered)
     assert all(task.informative for task in result.delivered)
     assert 0 <= min(result.behind) and max(result.behind) <= SMALL.staleness
+    assert result.busy >= sum(member.run for task in result.delivered for member in task.members) - 1e-6
     assert result.busy <= result.worker_seconds <= result.seconds * SMALL.run + 1e-6
     assert workers.parked <= SMALL.run
-
-
-def test_no_scheme_beats_the_work_there_is():
-    workers = Workers(SMALL)
-    result = simulate(workers, ServiceScheme(workers, Tasks(SMALL, 1)), 0.0)
-    assert result.busy >= sum(member.run for task in result.delivered for member in task.members) - 1e-6
 
 
 def test_groups_depend_on_the_seed_alone():

@@ -1,10 +1,6 @@
 """What ``bench nodes`` reports of what it measured, and that its simulated part has 100,000 rollouts."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-import _nodes_ray
+import _nodes_real
 import _nodes_sim
 import nodes
 import pytest
@@ -18,11 +14,9 @@ def test_the_simulated_points_have_a_hundred_thousand_rollouts() -> None:
 
 
 def test_efficiency_is_over_as_many_times_one_node_and_makespan_over_the_undisturbed_one() -> None:
-    measured = _nodes_ray.Measured(
+    measured = _nodes_real.Measured(
         throughput={1: 2.0, 2: 3.8, 8: 12.0},
-        busy={1: 10.0, 2: 20.0, 8: 70.0},
         makespans={"undisturbed": 100.0, "killed": 120.0, "resumed": 110.0},
-        resumed_turns=4.5,
     )
     values = {row["name"]: (row["value"], row["target"]) for row in nodes.ray_figures(measured)}
     assert values["2 Ray nodes over 2 times one"] == (95.0, None)

@@ -5,13 +5,11 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
-from sources import functions_of
+from killed_service import ENGINE, SERVING, started
 from typer.testing import CliRunner
 
 from prorl_gym.cli.main import app
@@ -32,44 +30,20 @@ def block(page: str, language: str, containing: str) -> str:
     raise AssertionError(f"{page} has no {language} block with {containing!r}")
 
 
-@contextmanager
-def running(arguments: list[str], announced: str, env: dict[str, str]) -> Iterator[str]:
-    child = subprocess.Popen(
-        [sys.executable, "-m", "prorl_gym", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env=env,
-    )
-    assert child.stdout is not None
-    try:
-        said = ""
-        while not (found := re.search(announced, said)):
-            line = child.stdout.readline()
-            assert line, f"it ended at once:\n{said}"
-            said += line
-        yield found[1]
-    finally:
-        child.terminate()
-        child.communicate(timeout=30)
-
-
 @pytest.mark.slow
 def test_the_service_and_the_python_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    env = dict(os.environ)
-    with running(["engine", "oracle", "--port", "0", "--model", "my-model"], r"(http://[\d.:]+/v1)", env) as engine:
+    with started(["engine", "oracle", "--port", "0", "--model", "my-model"], ENGINE) as (_, engine):
         config = tmp_path / "service.yaml"
         written = block("docs/get-started.md", "yaml", "engines:")
         config.write_text(
             written.replace("http://127.0.0.1:8000/v1", engine).replace("/path/to/its/tokenizer", "small"), "utf-8"
         )
         serve = ["serve", "--config", str(config), "--port", "0"]
-        with running(serve, r"serving on (http://[\d.:]+)", env) as address:
+        with started(serve, SERVING) as (_, address):
             ran = subprocess.run(
                 [sys.executable, "-c", block("README.md", "python", "from prorl_gym import")],
-                env={**env, "PRORL_GYM_URL": address},
+                env={**os.environ, "PRORL_GYM_URL": address},
                 cwd=ROOT,
                 capture_output=True,
                 text=True,
@@ -93,24 +67,6 @@ def test_the_readme_is_a_front_page() -> None:
     assert len(README) <= 9000
     program = block("README.md", "python", "from prorl_gym import")
     assert len([line for line in program.splitlines() if line]) <= 12
-
-
-LINKS = sorted(
-    {(page, path) for page, text in PAGES.items() for path in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text)}
-)
-
-
-@pytest.mark.parametrize(("page", "path"), LINKS)
-def test_links_lead_somewhere(page: str, path: str) -> None:
-    assert ((ROOT / page).parent / path).exists()
-
-
-def test_each_promise_names_a_test_that_exists() -> None:
-    promises = README.partition("## What it promises")[2].partition("##")[0]
-    rows = re.findall(r"^\| \*\*(.+?)\*\* \|.*\[`(test_\w+)`\]\((tests/[\w/.]+)\) \|$", promises, re.MULTILINE)
-    assert len(rows) == 5
-    for promise, test, file in rows:
-        assert test in functions_of(ROOT / file), promise
 
 
 COMMANDS = sorted(

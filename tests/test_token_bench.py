@@ -1,19 +1,16 @@
 """What ``bench tokens`` counts must be what it says: drift that exists is found, and the client's work is all there."""
 
-import sys
+import asyncio
 from pathlib import Path
 
 import pytest
+import tokens
+from tokens import count_drift, load_models, tokenizer_directory
 from typer.testing import CliRunner
 
-from prorl_gym.cli import bench, main
+from prorl_gym.cli import installation, main
 from prorl_gym.inference.tokens import transcript
 from prorl_gym.inference.tokens.token_stream import DRIFT
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-import _token_rollout
-from _token_drift import count_drift
-from _token_models import load_models, tokenizer_directory
 
 TEXT = Path(__file__).parents[1].joinpath("LICENSE").read_text()
 WORDS = TEXT.split()
@@ -24,10 +21,6 @@ def known():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PRORL_GYM_QWEN", raising=False)
         return {model.name: model for model in load_models()}
-
-
-def test_the_small_tokenizer_stands_in_for_the_real_one(known):
-    assert list(known) == ["small", "llama style"]
 
 
 @pytest.mark.parametrize("name", ["small", "llama style"])
@@ -49,29 +42,31 @@ def test_a_stream_that_rewrites_is_counted(known, monkeypatch):
             cut = {key: getattr(segment, key) for key in ("token_ids", "mask", "logprobs", "policy_versions")}
             return [segment.model_copy(update={key: [*v[:place], *v[place + 1 :]] for key, v in cut.items()})]
 
-    monkeypatch.setattr("_token_drift.Transcript", Forgetful)
+    monkeypatch.setattr("tokens.Transcript", Forgetful)
     assert count_drift(known["small"], 4, WORDS, seed=1).drifted == 4
 
 
 @pytest.mark.parametrize("name", ["small", "llama style"])
 def test_a_rollout_has_the_length_that_its_figure_is_for(known, name, monkeypatch):
-    monkeypatch.setattr(_token_rollout, "TURNS", 8)
-    monkeypatch.setattr(_token_rollout, "TOKENS", 8 * 640)
+    monkeypatch.setattr(tokens, "TURNS", 8)
+    monkeypatch.setattr(tokens, "TOKENS", 8 * 640)
     checked = DRIFT.checked
-    cost = _token_rollout.rollout(known[name], TEXT, seed=1)
+    cost = asyncio.run(tokens.rollout(known[name], TEXT, seed=1))
     assert len(cost.turns) == 8
     assert 0.9 * 8 * 640 <= cost.tokens <= 1.1 * 8 * 640
     assert cost.total == sum(cost.turns) + cost.export
     assert all(seconds > 0 for seconds in cost.turns)
     assert DRIFT.checked == checked + 1
-    again = _token_rollout.rendered_again(known[name], TEXT, 1, [1, 7])
+    again = tokens.rendered_again(known[name], TEXT, 1, [1, 7])
     assert again[7] > again[1] > 0
 
 
 def test_the_command_names_the_tokenizer(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setenv("PRORL_GYM_QWEN", "elsewhere")
-    monkeypatch.setattr(bench, "run_bench", lambda name, scripts: seen.append((name, tokenizer_directory())) or {})
+    monkeypatch.setattr(
+        installation, "run_bench", lambda name, scripts: seen.append((name, tokenizer_directory())) or {}
+    )
     result = CliRunner().invoke(main.app, ["bench", "tokens", "--json", "--tokenizer", str(tmp_path)])
     assert result.exit_code == 0
     assert seen == [("tokens", tmp_path)]

@@ -1,11 +1,7 @@
 """The walls: what records refuse, how settings merge, what configuration says about mistakes, the bootstrap."""
 
-import ast
-import inspect
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -17,7 +13,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from sample_records import record
 
-from prorl_gym._bootstrap import has_environment_servers, register
 from prorl_gym.config import ConfigModel, load_config
 from prorl_gym.errors import (
     CancelReason,
@@ -29,12 +24,11 @@ from prorl_gym.errors import (
     ProrlError,
     RolloutError,
     cause_of,
-    gym_failure_kind,
 )
+from prorl_gym.gym_roots import has_environment_servers
 from prorl_gym.records import (
     NOT_SAMPLED,
     SCHEMA_VERSION,
-    Generation,
     Outcome,
     Rollout,
     RolloutRequest,
@@ -61,13 +55,6 @@ def test_every_failure_has_one_cause_and_only_infrastructure_is_retried() -> Non
     assert GraderError("x").kind is FailureKind.GRADER_FAILED
 
 
-def test_gyms_vocabulary() -> None:
-    assert gym_failure_kind(FailureKind.ENGINE_TIMEOUT) == "provider_unavailable"
-    assert gym_failure_kind(FailureKind.SANDBOX_LOST) == "session_lost"
-    assert gym_failure_kind(FailureKind.GRADER_FAILED) == "verifier_error"
-    assert gym_failure_kind(FailureKind.BAD_ROW) == "prorl:bad_row"
-
-
 @given(what=st.text(), fix=st.text())
 @settings(max_examples=50, derandomize=True)
 def test_a_message_never_has_more_than_two_lines(what: str, fix: str) -> None:
@@ -84,13 +71,16 @@ def request(**fields: Any) -> RolloutRequest:
 rollout = partial(record, "r", reward=None)
 
 
+GENERATION = {"start": 1, "end": 3, "turn": 0, "finish_reason": "stop", "engine": "e", "seconds": 0.1}
+
+
 def segment(**fields: Any) -> Segment:
     base = {
         "token_ids": [5, 6, 7],
         "mask": [0, 1, 1],
         "logprobs": [0.0, -1.0, -2.0],
         "policy_versions": [NOT_SAMPLED, 3, 4],
-        "generations": [Generation(start=1, end=3, turn=0, finish_reason="stop", engine="e", seconds=0.1)],
+        "generations": [GENERATION],
         "temperature": 1.0,
         "top_p": 1.0,
         "top_k": -1,
@@ -105,61 +95,35 @@ def test_hostile_ids_are_refused(rollout_id: str) -> None:
         request(rollout_id=rollout_id)
 
 
-def test_fresh_ids_are_valid_and_differ() -> None:
-    assert request().rollout_id != request().rollout_id
+REFUSED: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+    *((request, {"replica": number}) for number in (1, -1)),
+    (request, {"group_size": 0}),
+    (request, {"unknown": 1}),
+    (request, {"settings": {"top_p": 0}}),
+    (request, {"settings": {"run_seconds": float("inf")}}),
+    (segment, {"mask": [0, 1]}),
+    (segment, {"logprobs": [0.0, -1.0]}),
+    (segment, {"policy_versions": [NOT_SAMPLED, 3]}),
+    (segment, {"token_ids": [5, -6, 7]}),
+    (segment, {"mask": [0, 2, 1]}),
+    (segment, {"logprobs": [0.0, float("nan"), -1.0]}),
+    (segment, {"logprobs": [0.0, float("-inf"), -1.0]}),
+    (segment, {"policy_versions": [NOT_SAMPLED, NOT_SAMPLED, 4]}),
+    (segment, {"policy_versions": [1, 3, 4]}),
+    *((segment, {"generations": [{**GENERATION, "start": 2, "end": end}]}) for end in (4, 1)),
+    (Outcome, {"status": "failed"}),
+    (Outcome, {"status": "truncated"}),
+    (Outcome, {"status": "cancelled"}),
+    (Outcome, {"status": "completed", "kind": FailureKind.INTERNAL}),
+    (Outcome, {"status": "truncated", "limit": Limit.TIME, "reason": CancelReason.CLIENT}),
+    (Outcome, {"status": "lost"}),
+]
 
 
-@pytest.mark.parametrize(
-    "fields", [{"replica": 1}, {"replica": -1}, {"group_size": 0}, {"unknown": 1}, {"settings": {"top_p": 0}}]
-)
-def test_bad_requests_are_refused(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("build", "fields"), REFUSED, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_records_that_contradict_themselves_are_refused(build: Callable[..., Any], fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        request(**fields)
-
-
-def test_records_cannot_be_changed() -> None:
-    with pytest.raises(ValidationError):
-        request().run_id = "other"  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"mask": [0, 1]},
-        {"logprobs": [0.0, -1.0]},
-        {"policy_versions": [NOT_SAMPLED, 3]},
-        {"token_ids": [5, -6, 7]},
-        {"mask": [0, 2, 1]},
-        {"logprobs": [0.0, float("nan"), -1.0]},
-        {"logprobs": [0.0, float("-inf"), -1.0]},
-        {"policy_versions": [NOT_SAMPLED, NOT_SAMPLED, 4]},
-        {"policy_versions": [1, 3, 4]},
-        {"generations": [{"start": 2, "end": 4, "turn": 0, "finish_reason": "stop", "engine": "e", "seconds": 0}]},
-        {"generations": [{"start": 2, "end": 1, "turn": 0, "finish_reason": "stop", "engine": "e", "seconds": 0}]},
-    ],
-    ids=str,
-)
-def test_segments_that_do_not_add_up_are_refused(fields: dict[str, Any]) -> None:
-    segment()
-    with pytest.raises(ValidationError):
-        segment(**fields)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"status": "failed"},
-        {"status": "truncated"},
-        {"status": "cancelled"},
-        {"status": "completed", "kind": FailureKind.INTERNAL},
-        {"status": "truncated", "limit": Limit.TIME, "reason": CancelReason.CLIENT},
-        {"status": "lost"},
-    ],
-    ids=str,
-)
-def test_outcomes_that_contradict_themselves_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        Outcome(**fields)
+        build(**fields)
 
 
 OUTCOMES = [
@@ -196,7 +160,7 @@ def test_components_add_up() -> None:
 
 def test_fields_of_a_later_release_are_ignored_where_clients_read_and_refused_where_they_ask() -> None:
     news = {"later": {"x": 1}}
-    generation = {"start": 0, "end": 1, "turn": 0, "finish_reason": "stop", "engine": "e", "seconds": 0.1, **news}
+    generation = {**GENERATION, "start": 0, "end": 1, **news}
     segment = {"token_ids": [1], "mask": [1], "logprobs": [-0.5], "policy_versions": [0], "generations": [generation]}
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprob_kind": "raw"}
     message = {"role": "assistant", "content": "x", "tool_calls": [{"id": "c", "name": "n", "arguments": "", **news}]}
@@ -242,13 +206,6 @@ def test_the_strongest_level_that_sets_a_field_wins(chosen: list[RolloutSettings
     for name in ("temperature", "max_turns", "stop_token_ids", "seed", "run_seconds"):
         values = [getattr(level, name) for level in (*chosen, SERVICE_DEFAULTS)]
         assert getattr(resolved, name) == next((value for value in values if value is not None), None)
-
-
-def test_zero_and_empty_are_values_not_gaps() -> None:
-    resolved = resolve_settings(
-        RolloutSettings(temperature=0.0, stop_token_ids=()), RolloutSettings(stop_token_ids=(7,))
-    )
-    assert (resolved.temperature, resolved.stop_token_ids) == (0.0, ())
 
 
 # --- config ---------------------------------------------------------------------------------------------------------
@@ -310,63 +267,19 @@ def test_config_files(tmp_path: Path, text: str | None, message: str) -> None:
     assert str(caught.value).startswith(f"{file}: {message}")
 
 
-# --- bootstrap ------------------------------------------------------------------------------------------------------
-
-VARIABLE = "NEMO_GYM_EXTRA_ROOTS"
-
-
-def test_bootstrap_appends_our_root_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PRORL_GYM_NO_BOOTSTRAP", raising=False)
-    monkeypatch.setenv(VARIABLE, "/mine")
-    register()
-    register()
-    first, second = os.environ[VARIABLE].split(os.pathsep)
-    assert (first, Path(second).name) == ("/mine", "gym_root")
-
-
-def test_bootstrap_hides_environment_servers_from_an_older_gym(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = str(Path(inspect.getfile(register)).parent / "gym_root")
-    monkeypatch.setattr("prorl_gym._bootstrap.has_environment_servers", lambda: False)
-    monkeypatch.delenv("PRORL_GYM_NO_BOOTSTRAP", raising=False)
-    monkeypatch.setenv(VARIABLE, os.pathsep.join([ours, "/mine"]))  # named by hand, without the other root
-    register()
-    assert os.environ[VARIABLE].split(os.pathsep) == ["/mine", f"{ours}_before_0_7", ours]
+# --- roots for NeMo Gym ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("module", "known"), [("base_environment_server.py", True), ("registry.py", False)])
-def test_bootstrap_sees_whether_gym_has_environment_servers(
+def test_whether_gym_has_environment_servers_is_seen_without_its_import(
     module: str, known: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     package = tmp_path / "nemo_gym"
     package.mkdir()
-    (package / "__init__.py").write_text("raise RuntimeError('an interpreter start must not import it')")
+    (package / "__init__.py").write_text("raise RuntimeError('the command line must not import it')")
     (package / module).touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("sys.meta_path", [object(), PathFinder])  # a finder of somebody else's need not have find_spec
     assert has_environment_servers() is known
     monkeypatch.setattr("sys.meta_path", [])
     assert has_environment_servers() is True  # no Gym: nothing to hide from it
-
-
-def test_bootstrap_can_be_opted_out_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PRORL_GYM_NO_BOOTSTRAP", "1")
-    monkeypatch.delenv(VARIABLE, raising=False)
-    register()
-    assert VARIABLE not in os.environ
-
-
-def test_bootstrap_imports_only_os_and_sys() -> None:
-    tree = ast.parse(Path(inspect.getfile(register)).read_text(encoding="utf-8"))
-    imported = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert imported == ["import os", "import sys"]
-
-
-def test_bootstrap_survives_an_interpreter_start() -> None:
-    script = "import os, prorl_gym._bootstrap; print(os.environ['NEMO_GYM_EXTRA_ROOTS'].count('gym_root'))"
-    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
-    assert (child.stdout.strip(), child.stderr) == ("1", "")
-
-
-def test_a_deadline_that_a_record_cannot_hold_is_refused():
-    with pytest.raises(ValidationError, match="run_seconds"):
-        RolloutSettings(run_seconds=float("inf"))

@@ -23,7 +23,6 @@ REAL_SANDBOXES = {"backend_name", "backend", "box", "leases", "real_sandboxes"}
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Add the options of the tiers."""
     parser.addoption("--ci", action="store_true", help="also run what is slow, and a tenth of what is a product")
     parser.addoption("--all", action="store_true", help="run everything")
     parser.addoption("--tenth", type=int, help="which tenth --ci plays, 0 to 9 (by default, the commit decides)")

@@ -4,11 +4,9 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, ParamSpec
 
-from prorl_gym.testing.virtual_clock import run_virtually
+from simulation.virtual_clock import run_virtually
 
 ParamsT = ParamSpec("ParamsT")
-
-__all__ = ["run_virtually", "virtually"]
 
 
 def virtually(test: Callable[ParamsT, Coroutine[Any, Any, None]]) -> Callable[ParamsT, None]:

@@ -63,17 +63,13 @@ async def test_turn_without_calls_is_the_answer():
     policy, artifacts, _, error = await play(AssistantTurn("four"))
     assert (artifacts.answer, error, policy.turn_count) == ("four", None, 1)
     assert [message.role for message in artifacts.messages] == ["system", "user", "assistant"]
+    assert [tool.name for tool in policy.tools] == ["echo", "finish"]
+    assert policy.received == list(PROMPT)
 
 
 async def test_thoughts_are_not_part_of_the_answer():
     _, artifacts, _, _ = await play(AssistantTurn("<think>\\boxed{3}?</think>\n\\boxed{4}"))
     assert artifacts.answer == "\n\\boxed{4}"
-
-
-async def test_policy_sees_the_tools_and_the_prompt():
-    policy, _, _, _ = await play(AssistantTurn("four"))
-    assert [tool.name for tool in policy.tools] == ["echo", "finish"]
-    assert policy.received == list(PROMPT)
 
 
 async def test_observation_answers_its_call():
@@ -152,17 +148,13 @@ async def test_an_unreadable_call_stays_in_the_text_of_its_turn_and_is_no_answer
 
 
 async def test_cut_turn_truncates_and_keeps_its_text():
-    _, artifacts, _, error = await play(AssistantTurn("It is \\boxed{4}, because", finish_reason="length"))
+    cut = AssistantTurn("It is \\boxed{4}, because", (call("echo", '{"text": "hi"}'),), finish_reason="length")
+    _, artifacts, echo, error = await play(cut)
     assert isinstance(error, LimitReached)
     assert error.limit is Limit.TOKENS
+    assert echo.heard == [], "calls of a cut turn are not run"
     assert artifacts.answer == "It is \\boxed{4}, because"
     assert artifacts.messages[-1].role == "assistant"
-
-
-async def test_calls_of_a_cut_turn_are_not_run():
-    _, _, echo, error = await play(calls(call("echo", '{"text": "hi"}'), finish_reason="length"))
-    assert isinstance(error, LimitReached)
-    assert echo.heard == []
 
 
 async def test_turn_limit_passes_through_and_keeps_what_there_is():

@@ -1,12 +1,48 @@
 """The tools: what they ask of the sandbox, and how they tell the model."""
 
-import pytest
-from scripted_sandbox import ScriptedSandbox, done, lost
+from collections.abc import Sequence
+from typing import Any
 
-from prorl_gym.agents.tools import BashTool, FinishTool, PythonTool
+import pytest
+
+from prorl_gym.agents.tools import BashTool, PythonTool
 from prorl_gym.agents.tools.bash import INPUT_SECONDS
 from prorl_gym.errors import Cause, FailureKind, SandboxError
-from prorl_gym.sandbox.protocol import CellResult
+from prorl_gym.sandbox.protocol import CellResult, ShellResult
+from prorl_gym.testing.sandbox.fake_sandbox import FakeSandbox, SandboxCall
+
+
+class ScriptedSandbox(FakeSandbox):
+    """Plays ``answers`` in order; an exception among them is raised."""
+
+    def __init__(self, answers: Sequence[Any], alive: bool) -> None:
+        super().__init__()
+        self._answers = list(answers)
+        self._alive = alive
+        self.leases = 0
+
+    async def lease(self) -> "ScriptedSandbox":
+        self.leases += 1
+        return self
+
+    async def is_alive(self) -> bool:
+        return self._alive
+
+    async def record_call(self, call: SandboxCall, answer: Any) -> Any:
+        self.calls.append(call)
+        scripted = self._answers.pop(0)
+        if isinstance(scripted, Exception):
+            raise scripted
+        return scripted
+
+    @property
+    def asked(self) -> list[tuple[Any, ...]]:
+        """Method, arguments and limit of each call."""
+        return [(call.method.rpartition(".")[2], *call.args, *call.options.values()) for call in self.calls]
+
+
+def done(output: str = "", exit_code: int | None = 0, **more: Any) -> ShellResult:
+    return ShellResult(output=output, exit_code=exit_code, cwd="/workspace", **more)
 
 
 def bash(*answers: object, alive: bool = True) -> tuple[BashTool, ScriptedSandbox]:
@@ -19,14 +55,6 @@ def python(*answers: object, alive: bool = True) -> tuple[PythonTool, ScriptedSa
     return PythonTool(sandbox.lease, 30.0), sandbox
 
 
-async def test_no_sandbox_before_the_first_call():
-    tool, sandbox = bash(done("hi\n"))
-    assert tool.spec.name == "bash"
-    assert sandbox.leases == 0
-    await tool({"command": "echo hi"})
-    assert sandbox.leases == 1
-
-
 async def test_command_reports_output_directory_and_exit_code():
     tool, sandbox = bash(done("hi\n", 3))
     said = await tool({"command": "echo hi; false"})
@@ -35,25 +63,29 @@ async def test_command_reports_output_directory_and_exit_code():
     assert said.answer is None
 
 
-async def test_restart_and_stop_are_reported():
-    tool, _ = bash(done("", 1, restarted=True, timed_out=True))
-    said = await tool({"command": "exit 1"})
-    assert "started again" in said.text
-    assert "stopped after 30 seconds" in said.text
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        ({"restarted": True, "state_kept": True}, "variables that it had at its end"),
+        ({"restarted": True, "state_kept": False}, "variables from before this command"),
+        ({"restarted": True, "timed_out": True}, "stopped after 30 seconds"),
+    ],
+)
+async def test_a_new_shell_and_what_it_has_are_reported(ended: dict[str, Any], words: str):
+    tool, _ = bash(done("", 1, **ended))
+    said = (await tool({"command": "exit 1"})).text
+    assert "started again" in said and words in said
 
 
 async def test_running_command_can_be_polled_typed_into_and_interrupted():
     tool, sandbox = bash(done("name? ", None), done("", None), done("hello bob\n", None), done("^C\n", 130))
     first = await tool({"command": "./greet"})
-    assert "still running" in first.text
-    await tool({"command": ""})
+    assert "still running" in first.text and "printed nothing" not in first.text
+    assert "still running" in (await tool({"command": "ls"})).text, "a second command is refused"
+    assert "It has printed nothing since the last look." in (await tool({"command": ""})).text
     await tool({"command": "bob", "is_input": True})
     last = await tool({"command": "C-c"})
-    assert sandbox.asked[1:] == [
-        ("send", "", 30.0),
-        ("send", "bob\n", INPUT_SECONDS),
-        ("send", "C-c", INPUT_SECONDS),
-    ]
+    assert sandbox.asked[1:] == [("send", "", 30.0), ("send", "bob\n", INPUT_SECONDS), ("send", "C-c", INPUT_SECONDS)]
     assert last.text.endswith("[Command finished with exit code 130]")
 
 
@@ -78,12 +110,6 @@ async def test_key_with_nothing_running_is_not_run(spelling: str, typed: dict[st
     assert sandbox.leases == 0
 
 
-async def test_silent_command_is_reported_as_such():
-    tool, _ = bash(done("", None), done("tick\n", None))
-    assert "still running. It has printed nothing since the last look." in (await tool({"command": "sleep 100"})).text
-    assert "printed nothing" not in (await tool({"command": ""})).text
-
-
 @pytest.mark.parametrize("arguments", [{"restart": True}, {"command": "", "restart": True, "is_input": True}])
 async def test_restart_frees_a_shell_that_is_held(arguments: dict[str, object]):
     tool, sandbox = bash(done("", None), done("tick\n", restarted=True), done("back\n"))
@@ -97,26 +123,15 @@ async def test_restart_frees_a_shell_that_is_held(arguments: dict[str, object]):
 
 async def test_restart_runs_no_command():
     tool, sandbox = bash(done(restarted=True))
-    assert (
-        "[The command was not run. Send it without restart.]" in (await tool({"command": "ls", "restart": True})).text
-    )
+    said = (await tool({"command": "ls", "restart": True})).text
+    assert "[The command was not run. Send it without restart.]" in said
     assert sandbox.asked == [("restart",)]
 
 
-@pytest.mark.parametrize(
-    ("kept", "words"), [(True, "variables that it had at its end"), (False, "variables from before this command")]
-)
-async def test_what_a_new_shell_has_is_said(kept: bool, words: str):
-    tool, _ = bash(done("", 3, restarted=True, state_kept=kept))
-    assert words in (await tool({"command": "exit 3"})).text
-
-
-async def test_second_command_is_refused_while_one_runs():
-    tool, sandbox = bash(done("", None))
-    await tool({"command": "sleep 100"})
-    said = await tool({"command": "ls"})
-    assert "still running" in said.text
-    assert len(sandbox.asked) == 1
+async def test_nul_is_refused():
+    tool, sandbox = bash()
+    assert "NUL" in (await tool({"command": "echo a\0b"})).text
+    assert sandbox.asked == []
 
 
 @pytest.mark.parametrize("arguments", [{"command": ""}, {"command": " \n"}, {"command": "y", "is_input": True}, {}])
@@ -124,12 +139,6 @@ async def test_nothing_running_is_said_without_a_sandbox(arguments: dict[str, ob
     tool, sandbox = bash()
     assert (await tool(arguments)).text.startswith("Nothing is running")
     assert sandbox.leases == 0
-
-
-async def test_nul_is_refused():
-    tool, sandbox = bash()
-    assert "NUL" in (await tool({"command": "echo a\0b"})).text
-    assert sandbox.asked == []
 
 
 @pytest.mark.parametrize(
@@ -152,33 +161,25 @@ async def test_cell_is_described(result: CellResult, text: str):
     assert sandbox.asked == [("run", "6*7", 30.0)]
 
 
-async def test_finish_answers():
-    assert (await FinishTool()({"answer": " 4 "})).answer == " 4 "
+LOST = SandboxError(FailureKind.SANDBOX_LOST, "The sandbox does not answer.")
+FULL = SandboxError(FailureKind.SANDBOX_LIMIT, "The disk is full.")
 
 
 @pytest.mark.parametrize("make", [bash, python])
-async def test_sandbox_that_still_answers_was_broken_by_the_agent(make):
-    tool, _ = make(lost(), alive=True)
+@pytest.mark.parametrize(
+    ("raised", "alive", "kind", "cause"),
+    [
+        (LOST, True, FailureKind.SANDBOX_BROKEN_BY_AGENT, Cause.POLICY),
+        (LOST, False, FailureKind.SANDBOX_LOST, Cause.INFRASTRUCTURE),
+        (FULL, True, FailureKind.SANDBOX_LIMIT, Cause.POLICY),
+    ],
+    ids=["it still answers", "it is silent", "a named cause is kept"],
+)
+async def test_whose_fault_a_lost_sandbox_is(make: Any, raised: SandboxError, alive: bool, kind: Any, cause: Cause):
+    tool, _ = make(raised, alive=alive)
     with pytest.raises(SandboxError) as caught:
         await tool({"command": "kill -9 -1", "code": "x"})
-    assert caught.value.kind is FailureKind.SANDBOX_BROKEN_BY_AGENT
-    assert caught.value.cause is Cause.POLICY
-
-
-@pytest.mark.parametrize("make", [bash, python])
-async def test_silent_sandbox_is_infrastructure(make):
-    tool, _ = make(lost(), alive=False)
-    with pytest.raises(SandboxError) as caught:
-        await tool({"command": "ls", "code": "x"})
-    assert caught.value.kind is FailureKind.SANDBOX_LOST
-    assert caught.value.retryable
-
-
-async def test_named_cause_is_kept():
-    tool, _ = bash(SandboxError(FailureKind.SANDBOX_LIMIT, "The disk is full."), alive=True)
-    with pytest.raises(SandboxError) as caught:
-        await tool({"command": "cat /dev/zero > f"})
-    assert caught.value.kind is FailureKind.SANDBOX_LIMIT
+    assert (caught.value.kind, caught.value.cause) == (kind, cause)
 
 
 async def test_failed_start_is_not_blamed_on_the_agent():

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from token_codecs import ALL, BOUNDED, codec
 
 from prorl_gym.agents.loop import run_agent
-from prorl_gym.agents.model_policy import ModelPolicy
 from prorl_gym.agents.protocol import Artifacts, Observation, ToolSpec
 from prorl_gym.agents.tools import FinishTool
 from prorl_gym.errors import EngineError, Limit, LimitReached, TaskError
@@ -23,6 +22,7 @@ from prorl_gym.inference.tokens.model_session import ModelSession
 from prorl_gym.inference.tokens.token_stream import DRIFT
 from prorl_gym.inference.tokens.transcript import ThinkingMode
 from prorl_gym.records import SUMMARY_CONTINUATION, SUMMARY_REQUEST, Message, Segment
+from prorl_gym.rollout.scheduling.model_source import ModelPolicy
 from prorl_gym.settings import RolloutSettings, resolve_settings
 from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
 
@@ -135,23 +135,16 @@ async def test_a_tool_in_place_of_a_summary_is_run_and_the_policy_is_asked_again
     assert (played.artifacts.answer, played.error) == ("end", None)
 
 
+@pytest.mark.parametrize("said", [" ", "So: <tool_call>oops</tool_call>"], ids=["empty", "a broken call"])
+async def test_what_is_no_summary_is_asked_for_again(said: str):
+    played = await play(listed(called("echo", text="a"), spoken(said), spoken("So."), spoken("end")), compact_tokens=50)
+    assert [message.content for message in played.artifacts.messages].count(SUMMARY_REQUEST.content) == 2
+    assert [len(segment.generations) for segment in played.segments] == [3, 1]
+
+
 async def test_an_answer_in_place_of_a_summary_ends_the_rollout():
     played = await play(listed(called("echo", text="a"), called("finish", answer="7")), compact_tokens=50)
     assert (played.artifacts.answer, len(played.segments)) == ("7", 1)
-
-
-async def test_an_empty_summary_is_none():
-    played = await play(listed(called("echo", text="a"), spoken(" "), spoken("So."), spoken("end")), compact_tokens=50)
-    assert [len(segment.generations) for segment in played.segments] == [3, 1]
-
-
-async def test_a_broken_call_in_a_summary_is_a_complaint_and_the_policy_is_asked_again():
-    played = await play(
-        listed(called("echo", text="a"), spoken("So: <tool_call>oops</tool_call>"), spoken("So."), spoken("end")),
-        compact_tokens=50,
-    )
-    assert [message.content for message in played.artifacts.messages].count(SUMMARY_REQUEST.content) == 2
-    assert [len(segment.generations) for segment in played.segments] == [3, 1]
 
 
 async def test_a_policy_that_never_summarises_is_bounded():
@@ -160,12 +153,21 @@ async def test_a_policy_that_never_summarises_is_bounded():
     assert (played.error.limit, len(played.engine.requests), len(played.segments)) == (Limit.TURNS, 7, 1)
 
 
-async def test_a_policy_that_only_summarises_is_bounded():
+@pytest.mark.parametrize(
+    ("limits", "limit"),
+    [({"max_turns": 8}, Limit.TURNS), ({"max_tokens": 500, "max_turns": 999}, Limit.TOKENS)],
+    ids=["turns", "tokens of all segments together"],
+)
+async def test_a_policy_that_only_summarises_is_bounded(limits: dict[str, int], limit: Limit):
     """Its first prompt is beyond the threshold already, so each turn is followed by a summary."""
     turns = (called("echo", text="a"), spoken("So."))
-    played = await play(lambda number: turns[number % 2], compact_tokens=1, max_turns=8)
+    played = await play(lambda number: turns[number % 2], compact_tokens=1, **limits)
     assert isinstance(played.error, LimitReached)
-    assert (played.error.limit, len(played.segments)) == (Limit.TURNS, 4)
+    assert played.error.limit is limit
+    if limit is Limit.TURNS:
+        assert len(played.segments) == 4
+    else:
+        assert 15 * 500 < sum(len(segment.token_ids) for segment in played.segments) <= 16 * 500
 
 
 async def test_a_summary_that_is_cut_ends_the_rollout():
@@ -183,14 +185,6 @@ async def test_a_summary_that_fills_the_context_ends_the_rollout():
     played = await play(listed(called("echo", text=""), spoken("So " * 150)), compact_tokens=50, max_tokens=room + 290)
     assert isinstance(played.error, LimitReached)
     assert played.error.limit is Limit.TOKENS
-
-
-async def test_all_segments_together_are_bounded():
-    turns = (called("echo", text="a"), spoken("So."))
-    played = await play(lambda number: turns[number % 2], compact_tokens=1, max_tokens=500, max_turns=999)
-    assert isinstance(played.error, LimitReached)
-    assert played.error.limit is Limit.TOKENS
-    assert 15 * 500 < sum(len(segment.token_ids) for segment in played.segments) <= 16 * 500
 
 
 turns = st.lists(

@@ -1,7 +1,7 @@
 """The editor tool: what it changes, what it tells, and that nothing a model writes can make it fail."""
 
 import errno
-import os
+from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 import pytest
@@ -11,57 +11,41 @@ from hypothesis import strategies as st
 from prorl_gym.agents.tool_arguments import BadArguments, parse_arguments
 from prorl_gym.agents.tools import EditorTool, ThinkTool
 from prorl_gym.agents.tools import editor as editor_module
-from prorl_gym.agents.tools.text_edits import EditRefused, insert_after, number_lines, replace_once, split_lines
+from prorl_gym.agents.tools.editor import EditRefused, insert_after, number_lines, replace_once, split_lines
 from prorl_gym.errors import FailureKind, SandboxError
-from prorl_gym.sandbox.protocol import ExecResult, FileEntry, SandboxSpec
+from prorl_gym.sandbox.protocol import ExecResult, SandboxSpec
+from prorl_gym.testing.sandbox.fake_sandbox import FakeSandbox, SandboxScript
 
 
-class FileSandbox:
-    """Files in a dictionary; a value that is an exception is raised."""
-
-    id = "files"
-    spec = SandboxSpec(workdir="/testbed")
+class FileSandbox(FakeSandbox):
+    """Raises the exceptions among its files."""
 
     def __init__(self, files: dict[str, Any]) -> None:
+        super().__init__(SandboxSpec(workdir="/testbed"), SandboxScript(on_exec=self._remove))
         self.files = files
 
-    async def lease(self) -> "FileSandbox":
-        return self
-
-    async def is_alive(self) -> bool:
-        return False
-
-    async def read_file(self, path: str, *, limit: int = 16 << 20) -> bytes:
-        if any(name.startswith(f"{path}/") for name in self.files):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if path not in self.files:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        if isinstance(self.files[path], Exception):
-            raise self.files[path]
-        if len(self.files[path]) > limit:
-            raise OSError(errno.EFBIG, f"larger than {limit} bytes")
-        return self.files[path]
-
-    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
-        assert mode is None, "it keeps what there is"
-        if isinstance(self.files.get(path), Exception):
-            raise self.files[path]
-        self.files[path] = data
-
-    async def list_dir(self, path: str) -> list[FileEntry]:
-        below = [name.removeprefix(f"{path}/") for name in self.files if name.startswith(f"{path}/")]
-        kinds = {name.split("/")[0]: "directory" if "/" in name else "file" for name in below}
-        return [FileEntry(name, kind, 0, 0o644) for name, kind in sorted(kinds.items())]  # type: ignore[arg-type]
-
-    async def exec(self, argv: list[str], *, timeout: float) -> ExecResult:
+    def _remove(self, argv: Sequence[str], stdin: bytes) -> ExecResult:
         assert argv[:3] == ["rm", "-f", "--"]
         del self.files[argv[3]]
         return ExecResult(0, b"", b"")
 
+    async def read_file(self, path: str, *, limit: int = 16 << 20) -> bytes:
+        if isinstance(found := self.files.get(path), Exception):
+            raise found
+        return await super().read_file(path, limit=limit)
+
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        assert mode is None, "it keeps what there is"
+        await super().write_file(path, data)
+
 
 def opened(**files: Any) -> tuple[Any, FileSandbox]:
     sandbox = FileSandbox({f"/testbed/{name.replace('__', '/')}": content for name, content in files.items()})
-    tool = EditorTool(sandbox.lease)  # type: ignore[arg-type]
+
+    async def lease() -> FileSandbox:
+        return sandbox
+
+    tool = EditorTool(lease)
 
     async def call(command: str, path: str, **more: Any) -> str:
         observation = await tool({"command": command, "path": path, **more})
@@ -217,7 +201,8 @@ async def test_undo_forgets_the_oldest_beyond_its_memory(monkeypatch: pytest.Mon
 
 
 async def test_lost_sandbox_is_no_observation():
-    call, _ = opened(a=SandboxError(FailureKind.SANDBOX_LOST, "gone"))
+    call, sandbox = opened()
+    sandbox.mark_lost()
     with pytest.raises(SandboxError) as caught:
         await call("view", "a")
     assert caught.value.kind is FailureKind.SANDBOX_LOST

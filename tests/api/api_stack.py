@@ -13,7 +13,7 @@ from quick_server import QuickHttpServer
 from prorl_gym.api.app import create_app
 from prorl_gym.api.app_context import AppContext
 from prorl_gym.client.wire_models import FirstPrompt, FirstPromptBody
-from prorl_gym.rollout.protocol import Ledger
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
@@ -26,6 +26,7 @@ from prorl_gym.testing.rollout.fake_rollout import (
 from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 TOKEN = "test-token-of-no-worth"
+RETRY = RetryConfig(pause_seconds=0.001)
 
 
 @dataclass
@@ -41,30 +42,34 @@ class Served:
 
 
 @asynccontextmanager
-async def running(ledger: Ledger | None = None) -> AsyncGenerator[RolloutService]:
+async def running(ledger: SqliteLedger | None = None, retry: RetryConfig = RETRY) -> AsyncGenerator[RolloutService]:
     """A service that does what the rows of its rollouts say."""
     runner = InProcessRunner(environment_lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
-    service = RolloutService(ledger or MemoryLedger(), runner, RetryConfig(pause_seconds=0.001))
+    service = RolloutService(ledger or MemoryLedger(), runner, retry)
     await service.start()
-    yield service
-    service.begin_shutdown()
-    await service.stop(drain=False)
+    try:
+        yield service
+    finally:
+        service.begin_shutdown()
+        await service.stop(drain=False)
 
 
 @asynccontextmanager
 async def serving(
-    ledger: Ledger | None = None, *, max_body_bytes: int = 64 << 20, **options: Any
+    ledger: SqliteLedger | None = None, retry: RetryConfig = RETRY, *, max_body_bytes: int = 64 << 20, **options: Any
 ) -> AsyncGenerator[Served]:
-    """The same over a socket; options are those of ``AppContext.create``."""
-    async with running(ledger) as service:
-        context = AppContext.create(service, render_prompt=_render_prompt, **options)
+    """The same over a socket; options are those of ``AppContext``."""
+    async with running(ledger, retry) as service:
+        context = AppContext(service, render_prompt=_render_prompt, **options)
         server = QuickHttpServer(create_app(context, TOKEN, max_body_bytes))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             url = await server.begin(listener)
-            async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
-                yield Served(url, service, http)
-            service.begin_shutdown()
-            await server.end()
+            try:
+                async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+                    yield Served(url, service, http)
+            finally:
+                service.begin_shutdown()
+                await server.end()
 
 
 def _render_prompt(prompt: FirstPromptBody) -> FirstPrompt:

@@ -14,6 +14,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+from prorl_gym.cli.demo.stack import descendants
 from prorl_gym.environments.row_format import read_rows
 from prorl_gym.records import RolloutRequest
 
@@ -82,11 +83,6 @@ def configure(ground: Path, engine: str, more: Mapping[str, Any] | None = None, 
 
 def example_requests(replicas: int, prefix: str = "") -> list[RolloutRequest]:
     """A group of each example row of two environments, one of which works in sandboxes."""
-    rows = [
-        (name, row)
-        for name in ("math", "code")
-        for row in read_rows(ROOT / f"environments/prorl_{name}/data/example.jsonl")
-    ]
     return [
         RolloutRequest(
             rollout_id=f"{prefix}{row.task['id']}-{replica}",
@@ -96,24 +92,18 @@ def example_requests(replicas: int, prefix: str = "") -> list[RolloutRequest]:
             group_size=replicas,
             replica=replica,
         )
-        for name, row in rows
+        for name in ("math", "code")
+        for row in read_rows(ROOT / f"environments/prorl_{name}/data/example.jsonl")
         for replica in range(replicas)
     ]
 
 
 def below(pid: int) -> list[int]:
     """Handles on every process below one."""
-    listing = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], check=True, capture_output=True, text=True).stdout
-    parents: dict[int, list[int]] = {}
-    for line in listing.splitlines():
-        child, parent = map(int, line.split())
-        parents.setdefault(parent, []).append(child)
-    found, handles = [pid], []
-    while found:
-        for child in parents.get(found.pop(), []):
-            found.append(child)
-            with suppress(ProcessLookupError):  # a command that has just ended
-                handles.append(os.pidfd_open(child))
+    handles: list[int] = []
+    for found in descendants(pid):
+        with suppress(ProcessLookupError):  # a command that has just ended
+            handles.append(os.pidfd_open(found.pid))
     return handles
 
 

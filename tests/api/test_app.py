@@ -17,7 +17,7 @@ from prorl_gym.api.config import ServiceConfig
 from prorl_gym.client.wire_models import AcceptedRollout
 from prorl_gym.errors import ConfigError
 from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.ledger.ledger_config import LedgerFullError
+from prorl_gym.rollout.ledger.ledger_config import DiskFullError, LedgerFullError
 from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 
@@ -25,22 +25,6 @@ from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 async def served() -> AsyncIterator[Served]:
     async with serving(max_body_bytes=20_000, max_pending=5) as made:
         yield made
-
-
-async def test_one_or_many_are_accepted_and_scored(served: Served) -> None:
-    assert await served.ask("POST", "/v1/rollouts", ask("a")) == (
-        200,
-        {"accepted": [{"rollout_id": "a", "duplicate": False}]},
-    )
-    _, answer = await served.ask("POST", "/v1/rollouts", [ask("a"), ask("b", reward=0.5)])
-    assert [one["duplicate"] for one in answer["accepted"]] == [True, False]
-    status, answer = await served.ask("GET", "/v1/rollouts/b?wait=10")
-    assert (status, answer["rollout"]["score"]["reward"]) == (200, 0.5)
-
-
-async def test_an_unfinished_rollout_is_null(served: Served) -> None:
-    await served.ask("POST", "/v1/rollouts", ask("a", run="hang"))
-    assert await served.ask("GET", "/v1/rollouts/a?wait=0.01") == (200, {"rollout": None})
 
 
 async def test_answers_grow_with_the_tokens_not_with_their_square(served: Served) -> None:
@@ -53,14 +37,6 @@ async def test_answers_grow_with_the_tokens_not_with_their_square(served: Served
     assert (sizes[2] - sizes[1]) < 2.2 * (sizes[1] - sizes[0])
 
 
-async def test_cancel(served: Served) -> None:
-    await served.ask("POST", "/v1/rollouts", [ask("a", run="hang"), ask("b", run="hang")])
-    assert await served.ask("POST", "/v1/cancel", {"rollouts": ["a"]}) == (200, {"cancelled": ["a"]})
-    _, answer = await served.ask("GET", "/v1/rollouts/a?wait=10")
-    assert answer["rollout"]["outcome"]["reason"] == "client"
-    assert await served.ask("POST", "/v1/cancel", {"runs": ["default"]}) == (200, {"cancelled": ["b"]})
-
-
 async def test_groups_and_runs_together_mean_stream_groups_these_runs(served: Served) -> None:
     rows = [
         ask(f"{run}-{group}", run="hang") | {"run_id": run, "group_id": group} for run in ("x", "y") for group in "gh"
@@ -69,16 +45,6 @@ async def test_groups_and_runs_together_mean_stream_groups_these_runs(served: Se
     assert await served.ask("POST", "/v1/cancel", {"runs": ["x"], "groups": ["g"]}) == (200, {"cancelled": ["x-g"]})
     assert await served.ask("POST", "/v1/cancel", {"groups": ["g"]}) == (200, {"cancelled": ["y-g"]})
     assert await served.ask("POST", "/v1/cancel", {"runs": ["x"]}) == (200, {"cancelled": ["x-h"]})
-
-
-async def test_stream_resumes_at_a_cursor(served: Served) -> None:
-    await served.ask("POST", "/v1/rollouts", [ask(f"r{i}") for i in range(4)])
-    async with served.http.get(served.url + "/v1/stream?cursor=0") as response:
-        lines = [json.loads(await response.content.readline()) for _ in range(4)]
-    assert [line["cursor"] for line in lines] == [1, 2, 3, 4]
-    async with served.http.get(served.url + "/v1/stream?cursor=2&follow=false&run=default") as response:
-        rest = [json.loads(line) for line in (await response.read()).splitlines()]
-    assert [line["rollout"] for line in rest] == [line["rollout"] for line in lines[2:]]
 
 
 async def test_a_silent_stream_beats(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +57,10 @@ async def test_a_silent_stream_beats(served: Served, monkeypatch: pytest.MonkeyP
         assert json.loads(line)["rollout"]["rollout_id"] == "a"
 
 
+async def test_the_name_of_the_scheme_has_no_case(served: Served) -> None:
+    assert (await served.ask("GET", "/v1/status", headers={"Authorization": f"bearer {TOKEN}"}))[0] == 200
+
+
 @pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}])
 async def test_the_token_is_always_required(served: Served, header: dict[str, str]) -> None:
     async with aiohttp.ClientSession(headers=header) as stranger:
@@ -100,20 +70,9 @@ async def test_the_token_is_always_required(served: Served, header: dict[str, st
                 assert (await response.json())["error"]["what"] == "The bearer token is missing or wrong."
 
 
-async def test_the_name_of_the_scheme_has_no_case(served: Served) -> None:
-    async with aiohttp.ClientSession(headers={"Authorization": f"bearer {TOKEN}"}) as known:
-        async with known.get(served.url + "/v1/status") as response:
-            assert response.status == 200
-
-
-async def test_readiness_checks_cost_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole status counts all that is pending, which strangers must not be able to ask for."""
+async def test_health_needs_no_token_and_shows_no_data(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it count all that is pending, as the whole status does: strangers must not be able to ask for that."""
     monkeypatch.delattr("prorl_gym.rollout.service.RolloutService.status")
-    async with aiohttp.ClientSession() as stranger, stranger.get(served.url + "/readyz") as response:
-        assert response.status == 200
-
-
-async def test_health_needs_no_token_and_shows_no_data(served: Served) -> None:
     async with aiohttp.ClientSession() as stranger:
         for path, expected in (("/livez", {"live": True}), ("/readyz", {"ready": True})):
             async with stranger.get(served.url + path) as response:
@@ -123,24 +82,13 @@ async def test_health_needs_no_token_and_shows_no_data(served: Served) -> None:
             assert (response.status, await response.json()) == (503, {"ready": False})
 
 
-async def test_metrics(served: Served) -> None:
-    await served.ask("POST", "/v1/rollouts", [ask("a"), ask("b", run="bad_row")])
-    for rollout_id in "ab":
-        await served.ask("GET", f"/v1/rollouts/{rollout_id}?wait=10")
-    async with served.http.get(served.url + "/metrics") as response:
-        page = await response.text()
-    assert 'prorl_rollouts_finished_total{cause="",environment="scripted",kind="",status="completed"} 1.0' in page
-    assert 'cause="task",environment="scripted",kind="bad_row",status="failed"} 1.0' in page
-    assert 'prorl_stage_seconds_count{environment="scripted",stage="eval"} 1.0' in page
-    assert "made-up" not in page
-
-
 HUGE = 10**40
-
+ROLLOUTS = "/v1/rollouts"
+SURROGATE = b'{"environment":"scripted","task":{"id":"\\ud800"}}'
 BAD = [
-    ("POST", "/v1/rollouts", ask("a") | {"group_size": HUGE}, 422, "The field 'group_size' of the body is wrong"),
-    ("POST", "/v1/rollouts", ask("a") | {"metadata": {"k": "x" * 5000}}, 422, "The field 'metadata.k' of the body"),
-    ("POST", "/v1/rollouts", ask("a") | {"environment": "e" * 129}, 422, "The field 'environment' of the body"),
+    ("POST", ROLLOUTS, ask("a") | {"group_size": HUGE}, 422, "The field 'group_size' of the body is wrong"),
+    ("POST", ROLLOUTS, ask("a") | {"metadata": {"k": "x" * 5000}}, 422, "The field 'metadata.k' of the body"),
+    ("POST", ROLLOUTS, ask("a") | {"environment": "e" * 129}, 422, "The field 'environment' of the body"),
     ("POST", "/v1/cancel", {"runs": ["a b"]}, 422, "The field 'runs.0' of the body is wrong"),
     ("POST", "/v1/ack", {"cursor": HUGE}, 422, "The field 'cursor' of the body is wrong"),
     ("PUT", "/v1/policy", {"version": HUGE}, 422, "The field 'version' of the body is wrong"),
@@ -148,42 +96,28 @@ BAD = [
     ("PUT", "/v1/runs/r/demand", {"groups": -1}, 422, "The field 'groups' of the body is wrong"),
     ("PUT", "/v1/runs/a%20b/demand", {"groups": 1}, 422, "The parameter 'run' is wrong"),
     ("GET", "/v1/rollouts?limit=1001", None, 422, "The parameter 'limit' is wrong"),
-    (
-        "POST",
-        "/v1/rollouts",
-        b"{",
-        422,
-        "The body is wrong: Invalid JSON: EOF while parsing an object at line 1 column 1.",
-    ),
-    ("POST", "/v1/rollouts", {"environment": "x"}, 422, "The field 'task' of the body is wrong: Field required."),
-    (
-        "POST",
-        "/v1/rollouts",
-        [ask("../etc")],
-        422,
-        "The field '0.rollout_id' of the body is wrong: String should match pattern",
-    ),
-    ("POST", "/v1/rollouts", b"x" * 30_000, 413, "The body is larger than 20000 bytes."),
-    ("POST", "/v1/rollouts", b"[" * 10_000, 422, "recursion limit exceeded"),
-    ("POST", "/v1/rollouts", b'{"environment":"scripted","task":{"x":NaN}}', 422, "its task is not JSON"),
-    (
-        "POST",
-        "/v1/rollouts",
-        b'{"environment":"scripted","task":{"id":"\\ud800"}}',
-        422,
-        "unexpected end of hex escape",
-    ),
-    ("POST", "/v1/rollouts", b'{"environment":"scripted","task":{"id":1%s}}' % (b"0" * 5000), 422, "out of range"),
-    ("POST", "/v1/rollouts", b"\xff", 422, "The body is wrong: Invalid JSON"),
-    ("POST", "/v1/rollouts", {"environment": "made-up", "task": {}}, 422, "There is no environment 'made-up'."),
+    ("POST", ROLLOUTS, b"{", 422, "The body is wrong: Invalid JSON: EOF while parsing an object at line 1 column 1."),
+    ("POST", ROLLOUTS, {"environment": "x"}, 422, "The field 'task' of the body is wrong: Field required."),
+    ("POST", ROLLOUTS, [ask("../etc")], 422, "The field '0.rollout_id' of the body is wrong: String should match"),
+    ("POST", ROLLOUTS, b"x" * 30_000, 413, "The body is larger than 20000 bytes."),
+    ("POST", ROLLOUTS, b"[" * 10_000, 422, "recursion limit exceeded"),
+    ("POST", ROLLOUTS, b'{"environment":"scripted","task":{"x":NaN}}', 422, "its task is not JSON"),
+    ("POST", ROLLOUTS, SURROGATE, 422, "unexpected end of hex escape"),
+    ("POST", ROLLOUTS, b'{"environment":"scripted","task":{"id":1%s}}' % (b"0" * 5000), 422, "out of range"),
+    ("POST", ROLLOUTS, b"\xff", 422, "The body is wrong: Invalid JSON"),
+    ("POST", ROLLOUTS, {"environment": "made-up", "task": {}}, 422, "There is no environment 'made-up'."),
     ("POST", "/v1/cancel", {"rollout": ["a"]}, 422, "The field 'rollout' of the body is wrong: Extra inputs"),
+    ("GET", "/v1/rollouts?sort=body", None, 422, "The parameter 'sort' is wrong"),
+    ("GET", "/v1/rollouts?state=gone", None, 422, "The parameter 'state"),
+    ("GET", "/v1/rollouts?before=3&sort=took", None, 422, "before"),
+    ("GET", "/v1/problems?order=x", None, 422, "The parameter 'order' is wrong"),
+    ("GET", "/v1/analysis?reward=2", None, 422, "The parameter 'reward' is wrong"),
     ("GET", "/v1/rollouts/stranger", None, 404, "rollout stranger was never accepted."),
     ("GET", "/v1/rollouts/a?wait=99", None, 422, "The parameter 'wait' is wrong"),
-    ("GET", "/v1/stream?cursor=-1", None, 422, "The parameter 'cursor' is wrong"),
     ("GET", f"/v1/stream?cursor={2**63}", None, 422, "The parameter 'cursor' is wrong"),
     ("GET", f"/v1/stream?cursor={'9' * 5000}", None, 422, "The parameter 'cursor' is wrong"),
     ("GET", "/v2/rollouts", None, 404, "GET /v2/rollouts: Not Found."),
-    ("DELETE", "/v1/rollouts", None, 405, "DELETE /v1/rollouts: Method Not Allowed."),
+    ("DELETE", ROLLOUTS, None, 405, "DELETE /v1/rollouts: Method Not Allowed."),
 ]
 
 
@@ -226,15 +160,17 @@ async def test_a_full_service_answers_when_to_retry(served: Served) -> None:
         assert (await response.json())["error"]["what"] == "5 rollouts are pending already."
 
 
-class FullLedger(MemoryLedger):
-    async def add_rollouts(self, requests: Sequence[RolloutRequest]) -> list[AcceptedRollout]:
-        raise LedgerFullError("The disk budget is used up.", "Acknowledge records.")
+@pytest.mark.parametrize(
+    ("error", "status", "seconds"), [(LedgerFullError, 429, "30"), (DiskFullError, 503, "5")], ids=["budget", "disk"]
+)
+async def test_a_ledger_without_room_answers_when_to_retry(error: Any, status: int, seconds: str) -> None:
+    class Full(MemoryLedger):
+        async def add_rollouts(self, requests: Sequence[RolloutRequest]) -> list[AcceptedRollout]:
+            raise error("There is no room.", "Acknowledge records.")
 
-
-async def test_a_full_ledger_answers_when_to_retry() -> None:
-    async with serving(FullLedger()) as served:
+    async with serving(Full()) as served:
         async with served.http.post(served.url + "/v1/rollouts", data=json.dumps(ask("a"))) as response:
-            assert (response.status, response.headers["Retry-After"]) == (429, "30")
+            assert (response.status, response.headers["Retry-After"]) == (status, seconds)
             assert (await response.json())["error"]["fix"] == "Acknowledge records."
 
 
@@ -281,11 +217,16 @@ def test_token_that_others_may_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_token_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "token"
-    load_or_create_token(path)
+    load_or_create_token(tmp_path / "token")
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(ConfigError, match="belongs to another user"):
-        load_or_create_token(path)
+        load_or_create_token(tmp_path / "token")
+
+
+def test_state_that_a_group_may_write_to_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tmp_path.chmod(0o770)
+    load_or_create_token(tmp_path / "token")
+    assert "may write to it" in caplog.text
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o703])
@@ -298,12 +239,6 @@ def test_state_that_every_user_may_write_to_is_refused(tmp_path: Path, mode: int
         f"chmod go-w {tmp_path}, or set 'state' to a directory of this user's."
     )
     assert not (tmp_path / "token").exists()
-
-
-def test_state_that_a_group_may_write_to_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tmp_path.chmod(0o770)
-    load_or_create_token(tmp_path / "token")
-    assert "may write to it" in caplog.text
 
 
 async def test_a_ledger_where_every_user_may_write_is_refused(tmp_path: Path) -> None:
@@ -325,12 +260,3 @@ def test_token_is_not_written_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_or_create_token(tmp_path / "token")
     assert not (tmp_path / "elsewhere").exists()
-
-
-async def test_a_hold_begins_nothing_and_a_release_goes_on(served: Served) -> None:
-    assert await served.ask("POST", "/v1/hold") == (200, {"held": True})
-    await served.ask("POST", "/v1/rollouts", [ask("r0")])
-    assert (await served.ask("GET", "/v1/status"))[1]["paused"] is True
-    assert (await served.ask("GET", "/v1/rollouts/r0?wait=0.2"))[1]["rollout"] is None
-    assert await served.ask("POST", "/v1/release") == (200, {"held": False})
-    assert (await served.ask("GET", "/v1/rollouts/r0?wait=10"))[1]["rollout"]["outcome"]["status"] == "completed"

@@ -71,7 +71,7 @@ async def test_engines_keep_their_version_over_a_restart(service: Any):
     again = await service()
     try:
         assert [pool.version for pool in again.pools] == [3, 7]
-        assert again.service.groups_status("any").version == 3
+        assert again.service.groups.status("any").version == 3
     finally:
         await again.close()
 
@@ -81,7 +81,7 @@ async def test_a_stop_does_not_wait_for_a_paused_policy(service: Any):
     await built.weight_updaters["policy"].pause("drain")
     row = {"id": "m", "question": "1+1?", "answer": "2"}
     in_hand = asyncio.Event()
-    built.service.add_stage_observer(lambda event: in_hand.set() if getattr(event, "stage", "") == "init" else None)
+    built.service.stage_observers.append(lambda event: in_hand.set() if getattr(event, "stage", "") == "init" else None)
     await built.service.submit([RolloutRequest(rollout_id="r", environment="math", task=row)])
     await asyncio.wait_for(in_hand.wait(), 10)
     await asyncio.wait_for(built.close(drain=True), 10)

@@ -2,32 +2,15 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Sequence
 from pathlib import Path
 
 from api_stack import TOKEN, ask, serving
 from ledger_writer import hanging_disk, open_with_writer
 
 from prorl_gym.client import Client
-from prorl_gym.errors import CancelReason
-from prorl_gym.rollout.ledger.ledger_config import DiskFullError, LedgerConfig
+from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.rollout.ledger.writer_thread import WriterLimits
-from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
-
-
-class Full(MemoryLedger):
-    async def cancel(self, rollout_ids: Sequence[str], reason: CancelReason) -> list[str]:
-        raise DiskFullError("the disk is full.")
-
-
-async def test_a_cancel_that_cannot_be_remembered_is_answered_503() -> None:
-    async with serving(Full()) as served:
-        await served.ask("POST", "/v1/rollouts", [ask("a", run="hang")])
-        url = f"{served.url}/v1/cancel"
-        async with served.http.post(url, data=b'{"rollouts": ["a"]}') as response:
-            assert (response.status, response.headers["Retry-After"]) == (503, "5")
-        assert served.service.pending == 1
 
 
 async def test_the_status_and_the_metrics_need_no_disk(tmp_path: Path) -> None:

@@ -15,17 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from killed_service import (
-    ENGINE,
-    LOADING,
-    SERVING,
-    configure,
-    example_requests,
-    gone,
-    place,
-    started,
-    who_sees,
-)
+from killed_service import ENGINE, LOADING, SERVING, configure, example_requests, gone, place, started, who_sees
 
 from prorl_gym.client import ServiceError, SyncClient, read_token
 from prorl_gym.demand import Demand

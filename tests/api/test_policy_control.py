@@ -93,24 +93,24 @@ async def test_an_engine_leaves_when_its_calls_are_over(stage: Stage) -> None:
     waits = {name: asyncio.create_task(engine.call_held.wait()) for name, engine in stage.engines.items()}
     await asyncio.wait(waits.values(), return_when=asyncio.FIRST_COMPLETED)
     [name] = [name for name, wait in waits.items() if wait.done()]
-    assert stage.controller.deregister_engine(name).draining
-    assert stage.controller.deregister_engine(name).draining, "again is harmless"
+    assert stage.controller.registry.deregister(name).draining
+    assert stage.controller.registry.deregister(name).draining, "again is harmless"
     assert name in stage.pool.engines
     stage.answer.set()
     await call
     await stage.pool.members.changes.wait_for(lambda: name not in stage.pool.engines)
     assert stage.engines[name].closed
     with pytest.raises(ApiError, match=f"has no engine '{name}'"):
-        stage.controller.deregister_engine(name)
-    added = stage.controller.register_engine("http://10.0.0.5:8000")
+        stage.controller.registry.deregister(name)
+    added = stage.controller.registry.register("http://10.0.0.5:8000")
     assert (added.name, added.url) == ("policy-2", URL.format(5)), "a name is never used again"
-    assert stage.controller.register_engine(URL.format(5)) == added
+    assert stage.controller.registry.register(URL.format(5)) == added
 
 
 @pytest.mark.parametrize("url", ["http://169.254.169.254/latest", "http://10.0.0.1.evil.com:8000/v1"])
 async def test_nothing_outside_of_the_list_joins(stage: Stage, url: str) -> None:
     with pytest.raises(ApiError, match="not on the allow-list"):
-        stage.controller.register_engine(url)
+        stage.controller.registry.register(url)
     with pytest.raises(ApiError, match="not on the allow-list"):
         await stage.controller.update(PolicyUpdateBody(version=1, engines=[URL.format(1), url]))
     assert stage.pool.engines == ["policy-0", "policy-1"], "all or nothing"
@@ -119,7 +119,7 @@ async def test_nothing_outside_of_the_list_joins(stage: Stage, url: str) -> None
 
 async def test_a_password_in_an_address_is_refused_and_not_repeated(stage: Stage) -> None:
     with pytest.raises(ApiError) as caught:
-        stage.controller.register_engine("http://user:pw@10.0.0.5:8000/v1")
+        stage.controller.registry.register("http://user:pw@10.0.0.5:8000/v1")
     assert caught.value.status == 422
     assert "pw" not in str(caught.value)
 

@@ -7,22 +7,20 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import closing, contextmanager
-from functools import partial
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from killed_service import ROOT, SERVING, configure, gone, place, started
+from loopback_service import entered_in_a_thread
 
 from prorl_gym.client import SyncClient, read_token
 from prorl_gym.environments.row_format import read_rows
 from prorl_gym.inference.tokens.template_check import load_codec
-from prorl_gym.oracle.oracle_policy import OraclePolicy
+from prorl_gym.oracle.oracle_policy import OraclePolicy, example_files, load_rows
 from prorl_gym.oracle.oracle_server import OracleServer, serve_oracle
-from prorl_gym.oracle.row_index import example_files, load_rows
 from prorl_gym.records import RolloutRequest
 from prorl_gym.settings import RolloutSettings
 
@@ -37,7 +35,7 @@ class HoldingServer(OracleServer):
         self._chat = load_codec("small")
         super().__init__(self._chat, OraclePolicy(self._chat, load_rows(example_files())))
         self.asked: Counter[tuple[str, int]] = Counter()
-        self.released = asyncio.Event()
+        self.released = threading.Event()
         self.all_held = threading.Event()
         self._to_be_held = set(held_turns)
         self._held_turns = held_turns
@@ -51,29 +49,9 @@ class HoldingServer(OracleServer):
             self._to_be_held.discard(session)
             if not self._to_be_held:
                 self.all_held.set()
-            await self.released.wait()
+            while not self.released.is_set():  # noqa: ASYNC110 - by another thread
+                await asyncio.sleep(0.05)
         return await super()._completions(request)
-
-
-@contextmanager
-def serving(server: HoldingServer) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Serve in a thread; yield the address, and a call that releases what is held."""
-    with asyncio.Runner() as runner:
-        loop, over = runner.get_loop(), asyncio.Event()
-        address: Future[str] = Future()
-
-        async def serve() -> None:
-            async with serve_oracle(server, "127.0.0.1", 0) as url:
-                address.set_result(url)
-                await over.wait()
-
-        thread = threading.Thread(target=runner.run, args=(serve(),))
-        thread.start()
-        try:
-            yield address.result(20), partial(loop.call_soon_threadsafe, server.released.set)
-        finally:
-            loop.call_soon_threadsafe(over.set)
-            thread.join()
 
 
 def requests() -> dict[str, tuple[RolloutRequest, int]]:
@@ -82,10 +60,7 @@ def requests() -> dict[str, tuple[RolloutRequest, int]]:
     for name, count in ROWS.items():
         for row in read_rows(ROOT / f"environments/prorl_{name}/data/example.jsonl")[:count]:
             request = RolloutRequest(
-                rollout_id=str(row.task["id"]),
-                environment=name,
-                task=row.task,
-                settings=RolloutSettings(resume=True),
+                rollout_id=str(row.task["id"]), environment=name, task=row.task, settings=RolloutSettings(resume=True)
             )
             turns = len(row.task.get("gold_steps", [None]))
             found[request.rollout_id] = request, min(3, turns - 1)
@@ -108,7 +83,7 @@ def test_killed_rollouts_go_on_after_their_last_whole_turn() -> None:
     wanted = requests()
     held = {name: turns for name, (_, turns) in wanted.items() if turns}
     server = HoldingServer(held)
-    with place() as ground, serving(server) as (engine, release):
+    with place() as ground, entered_in_a_thread(serve_oracle(server, "127.0.0.1", 0)) as engine:
         serve = configure(ground, engine)
         token, ledger = ground / "state" / "token", ground / "state" / "ledger.sqlite"
         with started(serve, SERVING) as (service, address):
@@ -119,7 +94,7 @@ def test_killed_rollouts_go_on_after_their_last_whole_turn() -> None:
                 assert {name: server.asked[name, turns] for name, turns in held.items()} == dict.fromkeys(held, 1)
                 service.send_signal(signal.SIGKILL)
         assert gone(ground, 10.0)
-        release()
+        server.released.set()
         with started(serve, SERVING) as (service, address):
             with SyncClient(address, token=read_token(token)) as client:
                 rollouts = {name: client.result(name, timeout=300) for name in wanted}

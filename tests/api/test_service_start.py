@@ -4,47 +4,37 @@ import json
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from killed_service import COMMAND, LOADING, started
 
 from prorl_gym.client import SyncClient, read_token
 from prorl_gym.records import RolloutRequest
 
 pytestmark = pytest.mark.slow
 
-SERVE = [sys.executable, "-c", "from prorl_gym.cli.main import app; app()", "serve", "--config"]
 
-
-def configure(state: Path, port: int = 0, **inference: str) -> Path:
+def configure(state: Path, port: int = 0, **inference: str) -> list[str]:
+    """Return the command of a service without an engine."""
     file = state / "service.json"
     engines = {"engines": ["http://127.0.0.1:1"], "model": "m", "tokenizer": "small", **inference}
     file.write_text(json.dumps({"inference": engines, "state": str(state), "http": {"port": port}}))
-    return file
+    return ["serve", "--config", str(file)]
 
 
-@contextmanager
-def loading(config: Path) -> Generator["subprocess.Popen[str]"]:
-    """A service that begins to load."""
-    child = subprocess.Popen([*SERVE, str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    assert child.stderr is not None
-    try:
-        while "loading tokenizer and sandboxes" not in (line := child.stderr.readline()):
-            assert line, "it ended before it loaded"
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
+def failure(command: list[str]) -> list[str]:
+    """Return what a service that cannot start says, without its log."""
+    done = subprocess.run([*COMMAND, *command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    return [line for line in done.stderr.splitlines() if not line.startswith("{")]
 
 
 def test_a_client_that_comes_while_it_loads_is_refused_and_gets_in_by_its_retries(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
-    with loading(configure(tmp_path, port)):
+    with started(configure(tmp_path, port), LOADING):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
         with SyncClient(f"http://127.0.0.1:{port}", token=read_token(tmp_path / "token")) as client:
@@ -63,25 +53,20 @@ def test_a_client_that_comes_while_it_loads_is_refused_and_gets_in_by_its_retrie
 def test_what_cannot_be_loaded_ends_the_service_and_is_said(
     tmp_path: Path, inference: dict[str, str], said: str
 ) -> None:
-    config = configure(tmp_path, **inference)
-    done = subprocess.run([*SERVE, str(config)], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    lines = failure(configure(tmp_path, **inference))
     assert lines[0] == f"prorl-gym: {said}" and len(lines) == 2
 
 
 def test_an_address_in_use_ends_the_service_before_it_loads(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        config = configure(tmp_path, other.getsockname()[1])
-        done = subprocess.run([*SERVE, str(config)], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert "cannot listen there (Address already in use)" in done.stderr
-    assert "loading" not in done.stderr
+        said = "\n".join(failure(configure(tmp_path, other.getsockname()[1])))
+    assert "cannot listen there (Address already in use)" in said
+    assert "loading" not in said
 
 
 def test_a_signal_while_it_loads_ends_it_in_order(tmp_path: Path) -> None:
-    with loading(configure(tmp_path)) as child:
+    with started(configure(tmp_path), LOADING) as (child, _):
         child.send_signal(signal.SIGTERM)
-        _, log = child.communicate(timeout=30)
+        log, _ = child.communicate(timeout=30)
         assert child.returncode == 0
     assert "stopped while loading" in log and "serving on" not in log

@@ -7,11 +7,11 @@ import json
 from api_stack import TOKEN, Served, ask, serving
 
 from prorl_gym.demand import Demand
-from prorl_gym.records import Rollout, RolloutRequest
 from prorl_gym.rollout.protocol import Delivery
 from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
 COUNT = 10_000
+NAMES = ("r0", "r1", "r2", "r3")
 
 
 class Endless(MemoryLedger):
@@ -72,15 +72,18 @@ async def test_a_reader_that_vanishes_leaves_nothing_behind() -> None:
 
 async def test_reading_on_acknowledges_when_asked_to() -> None:
     async with serving() as served:
-        await served.ask("POST", "/v1/rollouts", [ask(f"r{i}") for i in range(4)])
-        for i in range(4):
-            await served.ask("GET", f"/v1/rollouts/r{i}?wait=10")
+        await served.ask("POST", "/v1/rollouts", [ask(name) for name in NAMES])
+        for name in NAMES:
+            await served.ask("GET", f"/v1/rollouts/{name}?wait=10")
         async with served.http.get(served.url + "/v1/stream?cursor=3&follow=false&ack=true") as response:
             assert len((await response.read()).splitlines()) == 1
         _, answer = await served.ask("GET", "/v1/status")
         assert (answer["ledger"]["kept"], answer["ledger"]["released"]) == (1, 3)
-        gone = [(await served.ask("GET", f"/v1/rollouts/r{i}"))[0] for i in range(4)]
-        assert sorted(gone) == [200, 410, 410, 410]
+        for part in ("", "/request", "/page"):
+            asked = [await served.http.get(f"{served.url}/v1/rollouts/{name}{part}") for name in (*NAMES, "stranger")]
+            assert sorted(one.status for one in asked) == [200, 404, 410, 410, 410]
+        (page,) = (one for one in asked if one.status == 200)
+        assert page.headers["Content-Security-Policy"].startswith("default-src 'none'")
         assert await served.ask("POST", "/v1/ack", {"cursor": 4}) == (200, {"released": 1})
         _, answer = await served.ask("GET", "/v1/rollouts?limit=3")
         assert [one["released"] for one in answer["rollouts"]] == [True] * 3
@@ -110,18 +113,3 @@ async def test_what_is_too_old_is_marked() -> None:
         assert (await served.ask("DELETE", "/v1/runs/default/demand"))[0] == 200
         assert (await served.ask("GET", "/v1/runs/default/demand"))[0] == 404
         assert await stale() == [False, False]
-
-
-async def test_the_request_of_a_rollout_can_be_read_again() -> None:
-    async with serving() as served:
-        await served.ask("POST", "/v1/rollouts", ask("a", reward=0.5))
-        _, answer = await served.ask("GET", "/v1/rollouts/a/request")
-        assert RolloutRequest.model_validate(answer["request"]).task == {"reward": 0.5}
-        _, answer = await served.ask("GET", "/v1/rollouts/a?wait=10")
-        assert Rollout.model_validate(answer["rollout"]).reward == 0.5
-        async with served.http.get(served.url + "/v1/rollouts/a/page") as response:
-            assert response.headers["Content-Security-Policy"].startswith("default-src 'none'")
-            assert "a" in await response.text()
-        await served.ask("POST", "/v1/ack", {"cursor": 1})
-        gone, unknown = [(await served.ask("GET", f"/v1/rollouts/{name}/request"))[0] for name in ("a", "b")]
-        assert (gone, unknown) == (410, 404)

@@ -1,7 +1,9 @@
-"""What commands say about themselves: an example each, that works; and the page that is written out of them."""
+"""What commands say about themselves: an example each, that works; and what the command line loads."""
 
+import os
 import shlex
-from importlib.util import module_from_spec, spec_from_file_location
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,9 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from prorl_gym import __version__
+from prorl_gym.cli.installation import gym_root
 from prorl_gym.cli.main import EXAMPLES, app, example_line
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "cli_page.py"
 
 
 def leaves(command: Any, name: str = "") -> dict[str, Any]:
@@ -45,9 +47,35 @@ def test_a_switch_has_no_text_that_could_mean_its_opposite(words: str) -> None:
     assert CliRunner().invoke(app, words.split()).exit_code == 2
 
 
-def test_the_committed_page_is_current() -> None:
-    spec = spec_from_file_location("cli_page", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    script = module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert script.page() == script.PAGE.read_text(encoding="utf-8"), "run: python scripts/cli_page.py"
+def test_version():
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"prorl-gym {__version__}\n"
+
+
+def test_root_is_where_gym_looks():
+    assert CliRunner().invoke(app, ["root"]).stdout.strip().split(os.pathsep)[-1] == str(gym_root())
+
+
+def test_own_error_is_two_lines_and_no_traceback(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", "from prorl_gym.cli.main import app; app()", "show-html", str(tmp_path / "none.jsonl")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        f"prorl-gym: {tmp_path / 'none.jsonl'}: cannot be read (No such file or directory).",
+        "Check the path.",
+    ]
+
+
+def test_the_command_line_loads_nothing_heavy():
+    """Every command pays for what this imports, and ``serve`` before it accepts rollouts."""
+    heavy = (
+        *("IPython", "aiohttp", "fastapi", "nemo_gym", "numpy", "pydantic", "ray", "rich", "torch", "transformers"),
+        *("prorl_gym.sandbox", "prorl_gym.client.group_stream"),
+    )
+    code = f"import sys, prorl_gym.cli.main; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

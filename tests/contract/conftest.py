@@ -3,9 +3,9 @@
 The servers are started once, and the rows of every environment and ending are posted once; all tests of this folder run
 on one event loop, which serves the policy. To run them on another NeMo Gym, see ``.ci/gym-versions``.
 
-Elsewhere: that Gym starts and lists the servers by itself (``.ci/gym-versions``), that a model server keeps the session
-of other agents (``tests/gym/test_model_end_to_end.py``), rows of groups that were stopped early
-(``tests/gym/test_early_stop_served.py``), thousands of rows at once (``tests/gym/test_many_runs.py``).
+Elsewhere: item 14, the keys of the recipes (``tests/recipes/test_nemo_rl_recipes.py``), that Gym starts and lists the
+servers by itself (``.ci/gym-versions``), that a model server keeps the session of other agents
+(``tests/gym/test_model_end_to_end.py``), thousands of rows at once (``bench/gym.py``).
 """
 
 import asyncio

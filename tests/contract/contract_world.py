@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_nemo_rl import renderer
-from gym_servers import ContractServers
-from gym_stack import post, stacked
+from gym_servers import ContractServers, contract_servers, post
 from policy_server import VALIDATION, PolicyCall, PolicyServer, Script, ScriptedPolicy
 from rollout_endings import ENVIRONMENTS, example, gold
 
@@ -88,7 +87,7 @@ async def open_world() -> AsyncGenerator[World]:
             )
 
         async with engine() as one, engine() as two:
-            with stacked(folder, ContractServers, engines=[one.url, two.url], template=template) as servers:
+            with contract_servers(folder, [one.url, two.url], template) as servers:
                 await servers.start()
                 yield World(servers, policy)
     finally:

@@ -75,9 +75,12 @@ async def test_02_turn_that_a_limit_cut_ends_the_sequence_without_its_terminator
 
 
 @pytest.mark.parametrize(("name", "ending"), EVERY_ROW)
-async def test_03_token_fields_are_complete_and_of_equal_length(name: str, ending: Ending, results: Results):
-    check_result(results[name, ending])
-    assert items(results[name, ending])
+async def test_03_05_token_fields_are_complete_and_both_masks_agree(name: str, ending: Ending, results: Results):
+    result = results[name, ending]
+    check_result(result)
+    sampled = sum(len(item["generation_token_ids"]) for item in items(result))
+    assert sampled == (1 if result["prorl_placeholder"] else result["prorl_sampled_tokens"])
+    assert result["instance_config"]["mask_sample"] is result["mask_sample"]
 
 
 @pytest.mark.parametrize(("name", "ending"), EVERY_ROW)
@@ -107,12 +110,6 @@ async def test_04_ending_without_a_reward_is_a_503_where_failures_raise(
     if ending in MEASURED:
         check_result(result)
         assert not result["mask_sample"]
-
-
-@pytest.mark.parametrize(("name", "ending"), EVERY_ROW)
-async def test_05_both_masks_agree(name: str, ending: Ending, results: Results):
-    result = results[name, ending]
-    assert result["instance_config"]["mask_sample"] is result["mask_sample"]
 
 
 async def test_06_scalars_are_the_same_in_every_row(results: Results):

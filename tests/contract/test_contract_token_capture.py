@@ -6,7 +6,7 @@ from typing import Any
 import gym_needed  # noqa: F401
 import pytest
 from fastapi.testclient import TestClient
-from served_model import ASK, CALL, Client, result_of, said, served
+from served_model import ASK, CALL, TOKEN_FIELDS, Client, result_of, said, served, without_tokens
 
 from prorl_gym.testing.inference.fake_engine import FakeEngine
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gym
 
 ROUTE = "/ng-rollout/3-0/training-token-capture/v1"
 Calls = list[tuple[list[int], list[int], list[float]]]
-TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+TRIPLE = TOKEN_FIELDS[:3]
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def rebuilt(folder: Path) -> dict[str, Any]:
 def tell_responses(client: TestClient, *, with_ids: bool) -> list[dict[str, Any]]:
     """Two turns of an agent; return the last item of each, which carries the ids."""
     first = client.post(f"{ROUTE}/responses", json=ASK).json()["output"]
-    kept = first if with_ids else [{key: item[key] for key in item if key not in TOKEN_FIELDS} for item in first]
+    kept = first if with_ids else [without_tokens(item) for item in first]
     history = [*ASK["input"], *kept, result_of(first[-1])]
     second = client.post(f"{ROUTE}/responses", json=ASK | {"input": history}).json()["output"]
     return [first[-1], second[-1]]
@@ -66,8 +66,8 @@ def test_records_are_those_of_the_engine_and_rebuild_one_growing_sequence(
     found = rebuilt(capturing)
     assert (found["mask_sample"], found.get("error")) == (False, None)
     items = [item for item in found["rebuilt_response"]["output"] if item.get("generation_token_ids")]
-    fields = [tuple(item[key] for key in TOKEN_FIELDS) for item in items]
-    assert fields == calls == [tuple(item[key] for key in TOKEN_FIELDS) for item in ours]
+    fields = [tuple(item[key] for key in TRIPLE) for item in items]
+    assert fields == calls == [tuple(item[key] for key in TRIPLE) for item in ours]
 
 
 def test_an_edited_history_is_two_sequences_for_both(capturing: Path, monkeypatch: pytest.MonkeyPatch):

@@ -44,7 +44,7 @@ for path in glob.glob("/proc/[0-9]*/*") + glob.glob("/workspace/*") + glob.glob(
     "imports a hidden solution": (
         """import importlib, sys
 sys.path += ["/", "/workspace", "/tmp", "/root"]
-for name in ("reference", "gold", "tests", "grader", "prorl_gym.environments.code.grader", "__main__"):
+for name in ("reference", "gold", "tests", "grader", "prorl_gym.environments.code.environment", "__main__"):
     try:
         module = importlib.import_module(name)
     except ImportError:
@@ -77,6 +77,15 @@ while True: pass""",
         0,
     ),
     "stops the driver": (ON_PARENT + "os.kill(boss, signal.SIGSTOP)", 0),
+    "changes limits of pid 1": ("import resource\nresource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))\nprint(7)", 0),
+    "changes limits of the next child": (
+        """import os, resource
+for n in range(1, 50):
+    try: resource.prlimit(os.getpid() + n, resource.RLIMIT_AS, (0, 0))
+    except OSError: pass
+print(7)""",
+        0,
+    ),
     "kills everything": ("import os, signal; os.kill(-1, signal.SIGKILL)", 0),
     "starves the driver of descriptors": (
         ON_PARENT + "resource.prlimit(boss, resource.RLIMIT_NOFILE, (0, 0))\nprint(7)",

@@ -45,3 +45,9 @@ async def leases(backend: SandboxBackend):
     lent: Leases = SandboxLeases(backend)
     yield lent
     await lent.close()
+
+
+@pytest.fixture
+def isolated(backend: SandboxBackend) -> None:
+    if backend.name == "local":
+        pytest.skip("needs isolation: no user namespaces here")

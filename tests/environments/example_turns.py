@@ -1,27 +1,28 @@
 """Example rows of the environments, turns that solve them with nothing but a shell, and an agent program at work."""
 
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prorl_gym.agents.command import CommandAgent, CommandConfig
+from scripted_gateway import ScriptedGateway, ScriptedTurn
+
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments import registry
 from prorl_gym.environments.protocol import Environment, Leases, RunContext
+from prorl_gym.environments.row_format import read_rows
 from prorl_gym.errors import LimitReached
+from prorl_gym.harness.command import CommandAgent, CommandConfig
 from prorl_gym.records import Score
 from prorl_gym.settings import resolve_settings
-from prorl_gym.testing.agents.scripted_gateway import ScriptedGateway, ScriptedTurn
 
-_ROWS = Path(__file__).parents[2] / "environments"
+_FILES = sorted(Path(__file__).parents[2].glob("environments/*/data/example.jsonl"))
+EXAMPLE_ROWS = [row for file in _FILES for row in read_rows(file)]
 
 
 def example_row(environment: str) -> Mapping[str, Any]:
     """Return the first example row of an environment, as its ``parse_row`` takes it."""
-    with open(_ROWS / f"prorl_{environment}" / "data" / "example.jsonl", encoding="utf-8") as rows:
-        return json.loads(next(rows))["task"]
+    return next(row.task for row in EXAMPLE_ROWS if row.environment == environment)
 
 
 def solving_turns(environment: str) -> list[ScriptedTurn]:

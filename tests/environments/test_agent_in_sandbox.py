@@ -47,9 +47,8 @@ async def test_shell_keeps_its_state_and_shares_files_with_python(leases: Leases
     assert said[2:] == ["[No output.]", "42"]
 
 
+@pytest.mark.usefixtures("isolated")
 async def test_observations_are_the_same_in_every_replica(backend: SandboxBackend):
-    if backend.name == "local":
-        pytest.skip("needs isolation: no user namespaces here")
     seen: list[list[str]] = []
     for _ in range(2):
         leases = SandboxLeases(backend)
@@ -90,31 +89,6 @@ async def test_running_program_is_polled_answered_and_interrupted(leases: Leases
     assert STILL in said[3]
     assert "[Command finished with exit code 130]" in said[4]
     assert said[5].startswith("bob\n")
-
-
-async def test_endless_cell_is_stopped_and_the_session_goes_on(leases: Leases):
-    said = await observations(leases, python("x = 5\nwhile True: pass"), python("1 + 1"), seconds=1.0)
-    assert "[The code was stopped after 1 seconds.]" in said[0]
-    assert said[1] == "2"
-
-
-async def test_agent_that_kills_its_shell_gets_another(leases: Leases):
-    said = await observations(leases, bash("kill -9 $$"), bash("echo back"))
-    assert "started again" in said[0] + said[1]
-    assert "back" in said[1]
-
-
-async def test_agent_that_kills_its_python_gets_another(leases: Leases):
-    said = await observations(leases, python("import os; os._exit(1)"), python("1 + 1"))
-    assert "its variables are lost" in said[0]
-    assert said[1] == "2"
-
-
-async def test_long_output_is_bounded(leases: Leases):
-    said = await observations(leases, bash("seq 1 1000000"), python("print('x' * 10_000_000)"))
-    assert all(len(text) < 20_000 for text in said)
-    assert said[0].startswith("1\n2\n")
-    assert "1000000" in said[0]
 
 
 async def test_grading_never_sees_the_agents_files(leases: Leases):

@@ -3,33 +3,33 @@
 import os
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 from example_turns import let_work, solving_turns
+from scripted_gateway import ScriptedGateway, ScriptedTurn
 
-from prorl_gym.agents.catalog import AgentCatalog
-from prorl_gym.agents.presets import PRESETS
 from prorl_gym.agents.protocol import Artifacts
-from prorl_gym.gateway import chat_completions, messages, responses
+from prorl_gym.harness.presets import PRESETS
+from prorl_gym.harness.programs import find_program
+from prorl_gym.harness.rollout_gateway import WIRES
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.backend_selection import open_backend
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxBackend
-from prorl_gym.testing.agents.scripted_gateway import ScriptedGateway, ScriptedTurn
 
 pytestmark = [pytest.mark.harness, pytest.mark.slow, pytest.mark.timeout(400)]
 
-WIRES = {"messages": messages, "responses": responses, "chat completions": chat_completions}
+PATHS = {"messages": "/v1/messages", "responses": "/v1/responses", "chat completions": "/v1/chat/completions"}
+"""By the name of a wire that presets give."""
 BASE_IMAGE = SandboxConfig().agents_cache_dir().parent / "images" / f"bookworm-{os.geteuid() or 61099}"
 """Made by ``.ci/base-image``."""
 TIMES = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?")
 
 
 @pytest_asyncio.fixture(
-    scope="module",
-    loop_scope="session",
-    params=["userns", pytest.param("apptainer", marks=pytest.mark.apptainer)],
+    scope="module", loop_scope="session", params=["userns", pytest.param("apptainer", marks=pytest.mark.apptainer)]
 )
 async def real_sandboxes(request: pytest.FixtureRequest) -> AsyncIterator[SandboxBackend]:
     image = str(BASE_IMAGE) if request.param == "apptainer" else "host"
@@ -40,15 +40,14 @@ async def real_sandboxes(request: pytest.FixtureRequest) -> AsyncIterator[Sandbo
 
 @pytest.fixture
 def called_wires(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The wires on which calls came."""
     found = set[str]()
-    for name, wire in WIRES.items():
+    for name, wire in list(WIRES.items()):
 
-        def read(*arguments, _name=name, _read=wire.read_lenient):
+        def read(*arguments, _name=name, _read=wire.read):
             found.add(_name)
             return _read(*arguments)
 
-        monkeypatch.setattr(wire, "read_lenient", read)
+        monkeypatch.setitem(WIRES, name, replace(wire, read=read))
     return found
 
 
@@ -63,7 +62,7 @@ def script_for(preset: str, environment: str) -> list[ScriptedTurn]:
 
 async def roll_out(preset: str, environment: str, sandboxes: SandboxBackend) -> ScriptedGateway:
     """Let a preset solve a row, and check what is recorded."""
-    command = AgentCatalog({}, SandboxConfig().agents_cache_dir()).find(preset)
+    command = find_program(preset, {}, SandboxConfig().agents_cache_dir())
     leases, artifacts = SandboxLeases(sandboxes), Artifacts()
     leases.mount_for_agent(command.sandbox_mounts())
     gateway = ScriptedGateway(script_for(preset, environment))
@@ -95,7 +94,7 @@ async def test_preset_solves_an_example_row_and_every_token_is_captured(
     preset: str, environment: str, real_sandboxes: SandboxBackend, called_wires: set[str]
 ):
     await roll_out(preset, environment, real_sandboxes)
-    assert called_wires == {PRESETS[preset].wire}
+    assert called_wires == {PATHS[PRESETS[preset].wire]}
 
 
 @pytest.mark.product

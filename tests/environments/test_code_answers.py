@@ -4,9 +4,24 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from prorl_gym.environments.code.environment import MAX_PROGRAM, NoProgramError, find_program
-from prorl_gym.environments.code.grader import outputs_match, parse_result, results_match
+from prorl_gym.environments.code.environment import (
+    MAX_PROGRAM,
+    NoProgramError,
+    find_program,
+    outputs_match,
+    parse_result,
+    results_match,
+)
+
+LINES = st.lists(st.text(st.characters(codec="ascii", categories=("L", "N", "P", "Zs")), max_size=12), min_size=1)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-9, 9) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=6,
+)
 
 
 @pytest.mark.parametrize(
@@ -56,48 +71,46 @@ def test_hostile_fences_cost_one_pass(line: str):
 
 
 @pytest.mark.parametrize(
-    ("expected", "actual"),
+    ("compare", "expected", "actual", "same"),
     [
-        ("1\n", b"1"),
-        ("1", b"1\n\n\n"),
-        ("1 2\n3", b"1 2  \r\n3\r\n"),
-        ("", b""),
-        ("", b"\n"),
-        ("0.5", b"0.50"),
-        ("0.5", b".5000004"),
-        ("2.0", b"2"),
-        ("1e-9", b"0"),
-        ("x 1.5 y", b"x 1.4999999 y"),
-        ("π", "π".encode()),
+        ("lines", "1\n", b"1", True),
+        ("lines", "1", b"1\n\n\n", True),
+        ("lines", "1 2\n3", b"1 2  \r\n3\r\n", True),
+        ("lines", "", b"", True),
+        ("lines", "", b"\n", True),
+        ("lines", "0.5", b"0.50", True),
+        ("lines", "0.5", b".5000004", True),
+        ("lines", "2.0", b"2", True),
+        ("lines", "1e-9", b"0", True),
+        ("lines", "x 1.5 y", b"x 1.4999999 y", True),
+        ("lines", "π", "π".encode(), True),
+        ("tokens", "1 2\n3\n", b"1\n2 3\n", True),
+        ("tokens", "0.5 x", b"0.5000001 x", True),
+        ("exact", "1 2\n", b"1 2", True),
+        ("lines", "1", b"", False),
+        ("lines", "1", b"2", False),
+        ("lines", "1", b"1.0", False),
+        ("lines", "1", b"01", False),
+        ("lines", "1", b"\n1", False),
+        ("lines", "1 2", b"1  2", False),
+        ("lines", "1 2", b"1\n2", False),
+        ("lines", " 1", b"1", False),
+        ("lines", "0.5", b"0.501", False),
+        ("lines", "0.5", b"nan", False),
+        ("lines", "0.5", b"inf", False),
+        ("lines", "0.5", b"0_0.5", False),
+        ("lines", "0.5", b"one half", False),
+        ("lines", "nan", b"0.0", False),
+        ("lines", "a", b"\xff", False),
+        ("lines", "1000000", b"1000001", False),
+        ("tokens", "1 2\n3\n", b"1 2\n", False),
+        ("tokens", "0.5 x", b"0.5000001 y", False),
+        ("exact", "1 2\n", b"1 2 \n", False),
+        ("exact", "0.5\n", b"0.50\n", False),
     ],
 )
-def test_same_output(expected: str, actual: bytes):
-    assert outputs_match(expected, actual)
-
-
-@pytest.mark.parametrize(
-    ("expected", "actual"),
-    [
-        ("1", b""),
-        ("1", b"2"),
-        ("1", b"1.0"),
-        ("1", b"01"),
-        ("1", b"\n1"),
-        ("1 2", b"1  2"),
-        ("1 2", b"1\n2"),
-        (" 1", b"1"),
-        ("0.5", b"0.501"),
-        ("0.5", b"nan"),
-        ("0.5", b"inf"),
-        ("0.5", b"0_0.5"),
-        ("0.5", b"one half"),
-        ("nan", b"0.0"),
-        ("a", b"\xff"),
-        ("1000000", b"1000001"),
-    ],
-)
-def test_other_output(expected: str, actual: bytes):
-    assert not outputs_match(expected, actual)
+def test_which_outputs_match(compare: str, expected: str, actual: bytes, same: bool):
+    assert outputs_match(expected, actual, compare) is same
 
 
 @pytest.mark.parametrize(
@@ -149,3 +162,28 @@ def test_other_result(expected: Any, actual: Any):
 def test_unreadable_result_is_a_value_error(text: bytes):
     with pytest.raises(ValueError):
         parse_result(text)
+
+
+@given(LINES, st.sampled_from(["", " ", "\t", "  "]), st.integers(0, 3), st.booleans())
+def test_white_space_at_the_end_does_not_count(lines: list[str], space: str, empty: int, windows: bool):
+    end = "\r\n" if windows else "\n"
+    printed = end.join(line + space for line in lines) + end * empty
+    assert outputs_match("\n".join(lines), printed.encode())
+
+
+@given(LINES, st.data())
+def test_another_character_does(lines: list[str], data: st.DataObject) -> None:
+    wanted = "\n".join(["first", *lines])
+    at = data.draw(st.integers(0, len("first") - 1))
+    assert not outputs_match(wanted, (wanted[:at] + "#" + wanted[at:]).encode())
+
+
+@given(JSON)
+def test_a_result_is_the_same_as_itself_and_in_whatever_order_its_keys_come(value: Any) -> None:
+    def turned(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: turned(part[key]) for key in reversed(part)}
+        return [turned(each) for each in part] if isinstance(part, list) else part
+
+    assert results_match(value, turned(value))
+    assert not results_match(value, [value, "more"])

@@ -6,20 +6,17 @@ from typing import Any
 
 import code_attacks
 import pytest
+from code_support import function, mark, stdio
 
-from prorl_gym.environments.code import batch, program_launch
-from prorl_gym.environments.code.code_row import CodeRow
-from prorl_gym.environments.code.grader import grade
+from prorl_gym.environments.code import program_runs
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import SandboxBackend
 
-DOUBLE = {"kind": "stdio", "cases": [{"stdin": f"{n}\n", "stdout": f"{2 * n}\n"} for n in (4, 21, -7)]}
-ADD = {
-    "kind": "function",
-    "entry": "add",
-    "cases": [{"args": [a, b], "expected": a + b} for a, b in ((1, 2), (5, -5), (20, 30))],
-}
+pytestmark = pytest.mark.usefixtures("isolated")
+
+DOUBLE = stdio(*((f"{n}\n", f"{2 * n}\n") for n in (4, 21, -7)))
+ADD = function(*(([a, b], a + b) for a, b in ((1, 2), (5, -5), (20, 30))), entry="add")
 HONEST = "print(2 * int(input()))"
 SAMPLE = (
     "forges the driver's report",
@@ -34,15 +31,14 @@ SAMPLE = (
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who hang are waited for less long."""
-    monkeypatch.setattr(program_launch, "WALL_FACTOR", 1.0)
-    monkeypatch.setattr(program_launch, "WALL_EXTRA", 0.5)
-    monkeypatch.setattr(batch, "START_SECONDS", 3.0)
-    monkeypatch.setattr(batch, "BATCH_SECONDS", 1.0)
+    monkeypatch.setattr(program_runs, "WALL_FACTOR", 1.0)
+    monkeypatch.setattr(program_runs, "WALL_EXTRA", 0.5)
+    monkeypatch.setattr(program_runs, "START_SECONDS", 3.0)
+    monkeypatch.setattr(program_runs, "BATCH_SECONDS", 1.0)
 
 
 async def passed(tests: dict[str, Any], program: str, leases: Leases) -> int:
-    row = CodeRow.model_validate({"question": "?", "tests": tests, "time_limit": 1.0, "partial": True})
-    score = await grade(row, textwrap.dedent(program), leases, 60.0)
+    score = await mark(tests, program, leases, partial=True)
     assert score.reward == pytest.approx(int(score.detail["passed"] or 0) / 3)
     assert ("why" in score.detail) == (score.reward < 1.0)
     return int(score.detail["passed"] or 0)
@@ -75,8 +71,6 @@ async def be_honest(backend: SandboxBackend, attacks: "asyncio.Task[None]") -> l
 
 
 async def defend(backend: SandboxBackend, names: list[str]) -> None:
-    if backend.name == "local":
-        pytest.skip("needs isolation: no user namespaces here")
     found: dict[str, int] = {}
     async with asyncio.TaskGroup() as group:
         attacks = group.create_task(attack(backend, names, found))
@@ -147,18 +141,14 @@ SEARCH = r"""
 """
 
 
-async def test_nothing_of_other_tests_is_within_reach(leases: Leases, backend: SandboxBackend):
+async def test_nothing_of_other_tests_is_within_reach(leases: Leases):
     """The program of the first test looks for the second's input: in the memory, descriptors and files of all."""
-    if backend.name == "local":
-        pytest.skip("needs isolation: no user namespaces here")
-    cases = [{"stdin": "look for 9b1e\n", "stdout": "[]"}, {"stdin": "secret-9b1e\n" * 9000, "stdout": "[]"}]
-    tests = {"kind": "stdio", "cases": cases}
-    row = CodeRow.model_validate({"question": "?", "tests": tests, "time_limit": 20.0, "partial": True})
-    score = await grade(row, textwrap.dedent(SEARCH).replace("OWN", "(os.getpid(),)"), leases, 60.0)
+    search = textwrap.dedent(SEARCH)
+    tests = stdio(("look for 9b1e\n", "[]"), ("secret-9b1e\n" * 9000, "[]"))
+    score = await mark(tests, search.replace("OWN", "(os.getpid(),)"), leases, time_limit=20.0, partial=True)
     assert score.detail["passed"] == 2
     # The same search finds its own memory and descriptors, so it does find what is within reach.
-    control = [{"stdin": "secret-9b1e\nlook for 9b1e\n", "stdout": "['fd', 'mem']"}]
-    row = CodeRow.model_validate({**row.model_dump(), "tests": {"kind": "stdio", "cases": control}})
-    program = "keep = input().encode()\n" + textwrap.dedent(SEARCH).replace("OWN", "()")
-    score = await grade(row, program, leases, 60.0)
+    control = stdio(("secret-9b1e\nlook for 9b1e\n", "['fd', 'mem']"))
+    program = "keep = input().encode()\n" + search.replace("OWN", "()")
+    score = await mark(control, program, leases, time_limit=20.0, partial=True)
     assert score.detail["passed"] == 1

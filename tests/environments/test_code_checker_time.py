@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from prorl_gym.environments.code import batch
-from prorl_gym.environments.code.batch import BatchResult, Launch, ProgramResult, TestInput
+from prorl_gym.environments.code import program_runs
 from prorl_gym.environments.code.code_row import CodeRow
-from prorl_gym.environments.code.grader import grade
+from prorl_gym.environments.code.environment import grade
+from prorl_gym.environments.code.program_runs import BatchResult, Launch, ProgramResult, TestInput
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.errors import GraderError
 from prorl_gym.records import Score
@@ -59,7 +59,7 @@ class Machine:
 
 
 async def mark(machine: Machine, monkeypatch: pytest.MonkeyPatch, program: str, **more: Any) -> Score:
-    monkeypatch.setattr(batch, "run_batch", machine.run_batch)
+    monkeypatch.setattr(program_runs, "run_batch", machine.run_batch)
     cases = [{"stdin": f"{n}", "stdout": "right"} for n in range(20)]
     row = CodeRow.model_validate(
         {"question": "?", "time_limit": 1.0, "checker": "?", "tests": {"kind": "stdio", "cases": cases}, **more}

@@ -22,8 +22,8 @@ from prorl_gym.sandbox.protocol import SandboxBackend
 from prorl_gym.settings import RolloutSettings
 from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
 from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
-from prorl_gym.trainers.chat_format import trained_message_indices
 from prorl_gym.trainers.gym_result import to_gym_result
+from prorl_gym.trainers.sampled_turns import trained_message_indices
 from prorl_gym.trainers.training_sequence import training_sequences
 
 CODEC = load_codec("small")

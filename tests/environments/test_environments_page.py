@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from prorl_gym.data.converters import MODULES, select_converters
 from prorl_gym.environments import registry
-from prorl_gym.environments.prepare import converters_for, environment_names
 from prorl_gym.settings import resolve_settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text("utf-8")
@@ -33,7 +33,7 @@ def test_limits_are_those_of_the_environments() -> None:
     }
 
 
-@pytest.mark.parametrize("name", environment_names())
+@pytest.mark.parametrize("name", MODULES)
 def test_formats_are_named(name: str) -> None:
     formats = PAGE.partition("## Rows of public data sets")[2].partition("## Baseline")[0]
-    assert {converter.name for converter in converters_for(name)} <= set(re.findall(r"`(\w+)`", formats))
+    assert {converter.name for converter in select_converters(name)} <= set(re.findall(r"`(\w+)`", formats))

@@ -1,23 +1,19 @@
 """The first prompts of a whole group are the same tokens, whatever sandbox, moment and order its replicas get."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
+from example_turns import EXAMPLE_ROWS
 
 from prorl_gym.environments import registry
-from prorl_gym.environments.row_format import DiskRow, read_rows
+from prorl_gym.environments.row_format import DiskRow
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import SandboxBackend
 from prorl_gym.settings import resolve_settings
 
-FOLDER = Path(__file__).parents[2] / "environments"
 CODEC = load_codec("small")
 GROUP = 3
-
-
-ROWS = [row for file in sorted(FOLDER.glob("*/data/example.jsonl")) for row in read_rows(file)]
 
 
 async def first_prompt(row: DiskRow, backend: SandboxBackend) -> list[int]:
@@ -33,7 +29,7 @@ async def first_prompt(row: DiskRow, backend: SandboxBackend) -> list[int]:
         await leases.close()
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", EXAMPLE_ROWS, ids=lambda row: row.name)
 async def test_replicas_get_the_same_tokens(row: DiskRow, backend: SandboxBackend) -> None:
     first, *others = await asyncio.gather(*(first_prompt(row, backend) for _ in range(GROUP)))
     assert len(first) > 50

@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 from prorl_gym.agents.tool_arguments import BadArguments, parse_arguments
 from prorl_gym.agents.tools import BashTool
 from prorl_gym.environments.answers.tex import NoAnswerError, last_boxed
-from prorl_gym.environments.code.environment import NoProgramError, find_program
-from prorl_gym.environments.code.grader import outputs_match, parse_result, results_match
+from prorl_gym.environments.code.environment import (
+    NoProgramError,
+    find_program,
+    outputs_match,
+    parse_result,
+    results_match,
+)
 from prorl_gym.environments.math import answer_text
 from prorl_gym.environments.math.words import normalize_words
 

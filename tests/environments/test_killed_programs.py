@@ -19,12 +19,11 @@ import pytest
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments.code.code_row import CodeRow
 from prorl_gym.environments.code.environment import CodeEnvironment
-from prorl_gym.environments.code.program_launch import CompileError, compile_cpp
+from prorl_gym.environments.code.program_runs import CompileError, compile_cpp
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe.environment import activate_interpreter
-from prorl_gym.environments.taskdir.environment import TaskDirEnvironment
+from prorl_gym.environments.taskdir.environment import TaskDirEnvironment, sandbox_spec
 from prorl_gym.environments.taskdir.task_dir_row import TaskDirRow
-from prorl_gym.environments.taskdir.task_sandbox import sandbox_spec
 from prorl_gym.errors import Cause, FailureKind, RolloutError, SandboxError
 from prorl_gym.records import Score
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
@@ -134,11 +133,6 @@ async def test_a_program_killed_from_outside_is_not_a_wrong_program(
     score = await mark(SLEEP, leases)
     await killing
     assert score.reward == 1.0, score
-
-
-async def test_a_program_that_kills_itself_is_wrong(leases: Leases) -> None:
-    score = await mark("import os\nos.kill(os.getpid(), 9)", leases)
-    assert (score.reward, score.detail["why"]) == (0.0, "killed")
 
 
 async def test_a_program_that_kills_itself_at_each_test_costs_two_more_sandboxes_at_most(leases: Leases) -> None:
@@ -255,6 +249,7 @@ async def test_an_agent_never_begins_without_the_interpreter_of_its_project(resu
         (ExecResult(0, b"", b"", seconds=40.0), FailureKind.SANDBOX_UNAVAILABLE),
         (KILLED, FailureKind.SANDBOX_LOST),
         (ExecResult(1, b"", b"no such file: cc1plus"), FailureKind.IMAGE_BROKEN),
+        (ExecResult(127, b"", b"g++: not found"), FailureKind.IMAGE_BROKEN),
         (ExecResult(0, b"", b"", seconds=1.0), None),
     ],
 )

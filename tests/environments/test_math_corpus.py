@@ -8,20 +8,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from grader_corpus import ConfusionCounts, MathExample, MathPair, count_confusion, extract_answer, read_corpus
 
-from prorl_gym.environments.grader_corpus import (
-    ConfusionCounts,
-    MathExample,
-    count_confusion,
-    extract_answer,
-    read_corpus,
-)
 from prorl_gym.environments.math.answer_equality import is_accepted, is_equal
-from prorl_gym.errors import ConfigError
 
 CORPORA = Path(__file__).parents[1] / "corpora"
 HALVES = ("seen", "unseen")
 OUTSIDE = ("outside_seen", "outside_unseen")
+
+PAIRS = read_corpus(CORPORA / "math_classes.jsonl", MathPair)
+"""Pairs of the classes in which graders go wrong, both signs."""
+CLASSES = sorted({pair.why for pair in PAIRS})
 
 
 @pytest.fixture(scope="module", params=(*HALVES, *OUTSIDE))
@@ -82,30 +79,23 @@ def test_confusion_counts_the_signs_apart():
     assert (found.false_positive_rate, found.false_negative_rate) == (1 / 3, 1 / 2)
 
 
-@pytest.mark.parametrize(
-    ("lines", "what"),
-    [
-        ('{"id": "a"}', "corpus.jsonl:1: not a labelled pair"),
-        ("nonsense", "corpus.jsonl:1: not a labelled pair"),
-        ('{"id":"a","gold":"1","response":"1","correct":true,"why":"","extra":1}', "extra"),
-        ('{"id":"a","gold":"1","response":"1","correct":true,"why":""}\n' * 2, "the id 'a' is taken"),
-    ],
-)
-def test_broken_corpus_reports_where(tmp_path: Path, lines: str, what: str):
-    (tmp_path / "corpus.jsonl").write_text(lines)
-    with pytest.raises(ConfigError, match=what):
-        read_corpus(tmp_path / "corpus.jsonl", MathExample)
+def is_joined(pair: MathPair) -> bool:
+    """Return whether a pair counts as the same answer in any way."""
+    if is_equal(pair.gold, pair.answer) or is_equal(pair.answer, pair.gold) or is_accepted(pair.gold, pair.answer):
+        return True
+    return is_accepted(pair.answer, pair.gold) and not pair.one_way
 
 
-@pytest.mark.parametrize(
-    ("response", "bare", "answer"),
-    [
-        ("<think>\\boxed{1}</think> \\boxed{2}", False, "2"),
-        ("<think>\\boxed{1}</think> done", False, None),
-        ("done", True, "done"),
-        ("\\boxed{3} done", True, "3"),
-        ("\\boxed{3", True, None),
-    ],
-)
-def test_final_answer_is_what_the_environment_finds(response: str, bare: bool, answer: str | None):
-    assert extract_answer(MathExample(id="a", correct=True, why="", gold="1", response=response, bare=bare)) == answer
+@pytest.mark.parametrize("why", CLASSES)
+def test_right_answers_of_a_class_are_equal(why: str):
+    right = [pair for pair in PAIRS if pair.why == why and pair.correct]
+    assert len(right) >= 8
+    wrong = [pair for pair in right if not is_equal(pair.gold, pair.answer) or not is_equal(pair.answer, pair.gold)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("why", CLASSES)
+def test_wrong_answers_of_a_class_differ(why: str):
+    pairs = [pair for pair in PAIRS if pair.why == why and not pair.correct]
+    assert len(pairs) >= 8
+    assert [pair for pair in pairs if is_joined(pair)] == []

@@ -8,10 +8,10 @@ from fractions import Fraction
 from pathlib import Path
 from random import Random
 
+from grader_corpus import MathExample, extract_answer, read_corpus
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from prorl_gym.environments.grader_corpus import MathExample, extract_answer, read_corpus
 from prorl_gym.environments.math.answer_equality import is_accepted, is_equal
 from prorl_gym.environments.math.expressions import MATH_VERIFY_COMMANDS
 

@@ -1,23 +1,21 @@
 """Replaying records in real sandboxes: the same answers as recorded, and a difference where one was tampered with."""
 
-from pathlib import Path
-
 import pytest
+from example_turns import EXAMPLE_ROWS
 from sample_records import record
 
 from prorl_gym.environments import registry
 from prorl_gym.environments.playback import ReplayedAction, gold_steps, play_script, replay
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.environments.row_format import DiskRow, read_rows
+from prorl_gym.environments.row_format import DiskRow
 from prorl_gym.errors import Limit
 from prorl_gym.records import Message, Outcome, Rollout, ToolCall
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import SandboxBackend
 from prorl_gym.settings import resolve_settings
 
-FOLDER = Path(__file__).parents[2] / "environments"
-NAMES = ("math", "code", "stem")
-ROWS = [row for name in NAMES for row in read_rows(FOLDER / f"prorl_{name}" / "data" / "example.jsonl")]
+NAMES = ("code", "math", "stem")
+ROWS = [row for row in EXAMPLE_ROWS if row.environment in NAMES]
 
 
 async def played(row: DiskRow, leases: Leases) -> Rollout:

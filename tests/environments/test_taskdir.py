@@ -9,32 +9,23 @@ import pytest
 from task_directories import BENCH, HARBOR, write_task
 from typer.testing import CliRunner
 
-from prorl_gym.cli import validate
 from prorl_gym.cli.main import app
 from prorl_gym.cli.request_file import read_requests
-from prorl_gym.environments import registry
-from prorl_gym.environments.playback import PlayResult, gold_steps, play_script, wrong_steps
+from prorl_gym.data.task_layouts import read_task
+from prorl_gym.environments.playback import PlayResult, gold_steps, play_script
 from prorl_gym.environments.protocol import Leases, ScriptedStep
 from prorl_gym.environments.row_format import read_rows
 from prorl_gym.environments.taskdir.container import ImportOptions
 from prorl_gym.environments.taskdir.environment import TaskDirEnvironment
-from prorl_gym.environments.taskdir.layouts import read_task
-from prorl_gym.environments.taskdir.task_dir_row import TaskDirRow
 from prorl_gym.errors import FailureKind, GraderError, TaskError
-from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import SandboxBackend
+
+pytestmark = pytest.mark.usefixtures("isolated")
 
 ENVIRONMENT = TaskDirEnvironment()
 HERE = ImportOptions(image_map={"*": "host"}, run="setup")
 KEPT = ImportOptions(image_map={"*": "host"}, run="setup", keep=("/app",))
-EXAMPLES = Path(__file__).parents[2] / "environments" / "prorl_taskdir" / "data" / "example.jsonl"
 ANSWER = "echo 42 > /app/answer.txt"
-
-
-@pytest.fixture(autouse=True)
-def isolated(backend: SandboxBackend) -> None:
-    if backend.name == "local":
-        pytest.skip("these tasks take the whole file system of a sandbox")
 
 
 def slow(*values: Any) -> Any:
@@ -78,11 +69,6 @@ async def test_what_is_taken_along_is_bounded(tmp_path: Path, leases: Leases) ->
     assert "/app cannot be taken" in str(score.detail)
 
 
-@pytest.mark.slow
-async def test_wrong_scores_zero(harbor: dict[str, Any], leases: Leases) -> None:
-    assert (await play_script(ENVIRONMENT, harbor, wrong_steps(ENVIRONMENT, harbor, 1), leases)).score.reward == 0.0
-
-
 async def test_the_starting_state_is_that_of_the_dockerfile(harbor: dict[str, Any], leases: Leases) -> None:
     look = 'pwd; tool; echo "$WHERE"; cat made/file; ls data; ls /tests /solution /logs 2>&1'
     said = next(m.content for m in (await played(harbor, [look], leases)).artifacts.messages if m.role == "tool")
@@ -122,24 +108,19 @@ async def test_a_state_that_cannot_be_verified_scores_zero(
     assert why in str(score.detail["why"])
 
 
-@pytest.mark.slow
-async def test_only_what_is_kept_gets_to_the_verifier(tmp_path: Path, leases: Leases) -> None:
-    """Programs that the agent changed count for nothing, since a clean sandbox has its own."""
-    row = row_of(write_task(tmp_path / "sum", HARBOR), KEPT)
-    lie = "printf '#!/bin/sh\\nexit 0\\n' > /usr/local/bin/python3; chmod +x /usr/local/bin/python3"
-    assert (await played(row, [lie], leases)).score.reward == 0.0
-
-
 async def test_what_is_kept_is_verified(tmp_path: Path, leases: Leases) -> None:
     row = row_of(write_task(tmp_path / "sum", HARBOR), KEPT)
     assert (await played(row, [ANSWER], leases)).score.reward == 1.0
 
 
 @pytest.mark.slow
-async def test_in_the_agents_own_sandbox_its_programs_are_believed(harbor: dict[str, Any], leases: Leases) -> None:
-    """What the page says can be forged can be: `keep` is there for a reason."""
+@pytest.mark.parametrize(("options", "reward"), [(KEPT, 0.0), (HERE, 1.0)], ids=["kept", "here"])
+async def test_programs_of_the_agent_are_believed_in_its_own_sandbox_only(
+    options: ImportOptions, reward: float, tmp_path: Path, leases: Leases
+) -> None:
+    """A clean sandbox has its own programs; that the agent's own can be forged is what ``keep`` is there for."""
     lie = "printf '#!/bin/sh\\nexit 0\\n' > /usr/local/bin/python3; chmod +x /usr/local/bin/python3"
-    assert (await played(harbor, [lie], leases)).score.reward == 1.0
+    assert (await played(row_of(write_task(tmp_path / "sum", HARBOR), options), [lie], leases)).score.reward == reward
 
 
 async def test_a_kept_directory_that_is_gone_scores_zero(tmp_path: Path, leases: Leases) -> None:
@@ -162,39 +143,12 @@ async def test_a_setup_that_fails_is_the_rows_fault(tmp_path: Path, leases: Leas
     assert caught.value.kind is FailureKind.BAD_ROW
 
 
-@pytest.mark.parametrize(
-    ("reward", "expected"),
-    [
-        ('{"reward": 0.5}', 0.5),
-        slow("0.25", 0.25),
-        slow('{"score": 1}', 1.0),
-        slow("1e999", None),
-        slow("true", None),
-        slow("7", None),
-        slow("", None),
-    ],
-)
-async def test_rewards_of_all_forms(reward: str, expected: float | None, tmp_path: Path, leases: Leases) -> None:
-    script = f"cat > /logs/verifier/reward.json <<'E'\n{reward}\nE\n"
-    row = row_of(write_task(tmp_path / "sum", HARBOR, tests__test_dot_sh=script))
-    if expected is None:
-        with pytest.raises(GraderError):
-            await played(row, [], leases)
-    else:
-        assert (await played(row, [], leases)).score.reward == expected
-
-
 async def test_terminal_bench_is_read_from_its_summary(tmp_path: Path, leases: Leases) -> None:
     row = row_of(write_task(tmp_path / "word", BENCH))
     look = await played(row, ["ls -1 /app; echo $COLOUR$TEST_DIR; echo done > /app/out.txt"], leases)
     assert look.score.reward == 1.0
     said = next(message.content for message in look.artifacts.messages if message.role == "tool")
     assert said.splitlines()[:4] == ["Dockerfile", "docker-compose.yaml", "notes.txt", "blue"]
-
-
-@pytest.mark.slow
-async def test_terminal_bench_without_work(tmp_path: Path, leases: Leases) -> None:
-    assert (await played(row_of(write_task(tmp_path / "word", BENCH)), [], leases)).score.reward == 0.0
 
 
 @pytest.mark.slow
@@ -229,21 +183,3 @@ def test_one_command_to_rows_that_validate(
     checked = CliRunner().invoke(app, ["validate", "taskdir", str(rows), "--runs", "1", "--backend", "userns"])
     assert checked.exit_code == 0, checked.output
     assert "All 2 rows are good" in checked.output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(5))
-async def test_example_tasks_are_solved_by_gold_only(number: int, backend: SandboxBackend) -> None:
-    row = dict(read_rows(EXAMPLES)[number].task)
-    scripts = {"gold": gold_steps(ENVIRONMENT, row), "wrong": wrong_steps(ENVIRONMENT, row, 1), "empty": ()}
-    rewards: dict[str, float] = {}
-    for name, steps in scripts.items():
-        leases = SandboxLeases(backend)  # of each its own: a rollout's sandbox is no other's
-        rewards[name] = (await play_script(ENVIRONMENT, row, steps, leases)).score.reward
-        await leases.close()
-    assert rewards == {"gold": 1.0, "wrong": 0.0, "empty": 0.0}
-
-
-def test_it_is_registered() -> None:
-    assert isinstance(registry.get("taskdir"), TaskDirEnvironment)
-    assert validate.validate and TaskDirRow.model_fields["verifier"].is_required()

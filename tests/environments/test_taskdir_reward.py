@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
+from prorl_gym.environments.taskdir.environment import LOGS, run_verifier
 from prorl_gym.environments.taskdir.task_dir_row import TaskDirRow
-from prorl_gym.environments.taskdir.task_sandbox import LOGS, run_verifier
 from prorl_gym.sandbox.protocol import Sandbox
 
 TASK = TaskDirRow.model_validate(
@@ -39,7 +39,13 @@ class Left:
         ({"reward.txt": "0"}, 0.0),
         ({"reward.txt": "1.0\n"}, 1.0),
         ({"reward.json": '{"reward": 0.25}'}, 0.25),
+        ({"reward.json": "0.25"}, 0.25),
+        ({"reward.json": '{"score": 1}'}, 1.0),
         ({}, None),
+        ({"reward.json": ""}, None),
+        ({"reward.json": "true"}, None),
+        ({"reward.json": "1e999"}, None),
+        ({"reward.json": "7"}, None),
         ({"reward.txt": "1.01"}, None),
         ({"reward.txt": "1e308"}, None),
         ({"reward.json": '{"reward": -0.5}'}, None),

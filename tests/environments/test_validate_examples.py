@@ -27,10 +27,6 @@ def choices() -> Iterator[object]:
     yield pytest.param("swe", USERNS, id="swe-userns-thrice", marks=pytest.mark.release)
 
 
-def test_there_are_the_four_domains() -> None:
-    assert {"code", "math", "stem", "swe"} <= set(NAMES)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "choice"), list(choices()))

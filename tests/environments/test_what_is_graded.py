@@ -7,7 +7,7 @@ import pytest
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments import registry
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.errors import GraderError, RolloutError
+from prorl_gym.errors import GraderError
 from prorl_gym.records import GradedSubmission, Score
 from prorl_gym.settings import resolve_settings
 
@@ -89,10 +89,6 @@ async def test_a_patch_that_cannot_be_taken_leaves_an_empty_one(leases: Leases) 
     }
     artifacts = Artifacts(answer="Applied the repair.")
     found = registry.get("swe")
-    try:
-        task = found.parse_row(row)
-    except RolloutError as error:
-        pytest.fail(str(error))
     with pytest.raises(GraderError):
-        await found.evaluate(task, artifacts, leases, resolve_settings(found.settings))
+        await found.evaluate(found.parse_row(row), artifacts, leases, resolve_settings(found.settings))
     assert artifacts.submission == GradedSubmission(kind="patch", text="")

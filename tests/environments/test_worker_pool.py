@@ -31,10 +31,6 @@ def gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-async def test_worker_is_reused(pool: WorkerPool):
-    assert await pool.call("pid", cpu_seconds=5) == await pool.call("pid", cpu_seconds=5)
-
-
 async def test_values_travel(pool: WorkerPool):
     text = "π" * 100_000
     assert (await pool.call(text, cpu_seconds=5))["echo"] == text
@@ -62,20 +58,18 @@ async def test_stuck_worker_is_killed(pool: WorkerPool):
     assert gone(first)
 
 
-async def test_crash_is_distinguished(pool: WorkerPool):
-    with pytest.raises(WorkerDiedError):
-        await pool.call("die", cpu_seconds=5)
-
-
-async def test_memory_is_bounded(pool: WorkerPool):
-    with pytest.raises(WorkerFailedError, match="MemoryError"):
-        await pool.call("eat", cpu_seconds=30)
-
-
-async def test_exception_is_reported_and_costs_the_worker(pool: WorkerPool):
+@pytest.mark.parametrize(
+    ("body", "error", "message"),
+    [
+        ("die", WorkerDiedError, "exit status"),
+        ("eat", WorkerFailedError, "MemoryError"),
+        ("raise", WorkerFailedError, "ValueError: no"),
+    ],
+)
+async def test_failure_is_named_and_costs_the_worker(pool: WorkerPool, body: str, error: type[Exception], message: str):
     first = await pool.call("pid", cpu_seconds=5)
-    with pytest.raises(WorkerFailedError, match="ValueError: no"):
-        await pool.call("raise", cpu_seconds=5)
+    with pytest.raises(error, match=message):
+        await pool.call(body, cpu_seconds=30)
     assert gone(first)
 
 

@@ -42,17 +42,14 @@ class Server:
         return await PromptBuilder(codec(), self.memory).build_prompt(read_items(items), TOOLS, session)
 
     async def turn(self, items: list[dict[str, Any]], text: str, session: str = "s") -> list[dict[str, Any]]:
-        """Return the items of a sampled turn, which is remembered."""
         prompt, ids = await self.prompt(items, session), sampled(text)
         spoken = parse_sampled(codec(), ids, TOOLS)
         PromptBuilder(codec(), self.memory).remember_turn(
             prompt, prompt.session_id or session, spoken.as_message(), ids
         )
-        said = [{"type": "message", "role": "assistant", "content": spoken.full_text}] if spoken.full_text else []
-        calls = [
-            {"type": "function_call", "call_id": "c", "name": c.name, "arguments": c.arguments} for c in spoken.calls
-        ]
-        output = [*said, *calls]
+        output = [{"type": "message", "role": "assistant", "content": spoken.full_text}] if spoken.full_text else []
+        for call in spoken.calls:
+            output.append({"type": "function_call", "call_id": "c", "name": call.name, "arguments": call.arguments})
         tokens = {
             "prompt_token_ids": prompt.ids,
             "generation_token_ids": ids,
@@ -76,22 +73,6 @@ async def test_first_prompt_is_the_rendered_conversation():
     assert "2+2?" in codec().decode(prompt.ids)
 
 
-@pytest.mark.parametrize("same_server", [True, False])
-async def test_second_prompt_extends_the_first_call_verbatim(same_server: bool):
-    server = Server()
-    turn = await server.turn(ASK, CALL)
-    prompt = await (server if same_server else Server()).prompt([*ASK, *turn, RESULT])
-    assert prompt.origin is PromptOrigin.EXTENDED
-    assert prompt.ids[: len(seen(turn))] == seen(turn)
-    assert "4" in codec().decode(prompt.ids[len(seen(turn)) :])
-
-
-async def test_text_and_call_of_one_turn_are_one_turn():
-    turn = await Server().turn(ASK, f"Let me see.\n{CALL}")
-    assert [item["type"] for item in turn] == ["message", "function_call"]
-    assert (await Server().prompt([*ASK, *turn, RESULT])).origin is PromptOrigin.EXTENDED
-
-
 async def test_call_that_was_cut_is_closed_first():
     prompt = await Server().prompt(ASK)
     ids = sampled("cut off in the mid")[:-1]
@@ -102,14 +83,18 @@ async def test_call_that_was_cut_is_closed_first():
     assert again.ids[len(prompt.ids) + len(ids)] == codec().terminator_id
 
 
-async def test_five_turns_are_checked_back_to_the_first_by_a_server_that_knows_none():
-    items = list(ASK)
+@pytest.mark.parametrize("same_server", [True, False])
+async def test_five_turns_are_extended_and_checked_back_to_the_first_by_a_server_that_knows_none(same_server: bool):
+    items, server, known = list(ASK), Server(), list[int]()
     for _ in range(5):
-        turn = await Server().turn(items, CALL)
+        turn = await (server if same_server else Server()).turn(items, CALL)
+        assert seen(turn)[: len(known)] == known
+        known = seen(turn)
         items += [*turn, RESULT]
-    prompt = await Server().prompt(items)
+    prompt = await (server if same_server else Server()).prompt(items)
     assert prompt.origin is PromptOrigin.EXTENDED
-    assert prompt.ids[: len(seen(turn))] == seen(turn)
+    assert prompt.ids[: len(known)] == known
+    assert "4" in codec().decode(prompt.ids[len(known) :])
 
 
 @pytest.mark.parametrize("same_server", [True, False])
@@ -196,6 +181,7 @@ async def test_thoughts_that_the_agent_drops_stay_in_the_context():
     turn = await server.turn(ASK, f"<think>\nHm.\n</think>\n\nLet me see.\n{CALL}")
     turn[0]["content"] = "Let me see."
     prompt = await server.prompt([*ASK, *turn, RESULT])
+    assert [item["type"] for item in turn] == ["message", "function_call"], "text and call of one turn are one turn"
     assert prompt.origin is PromptOrigin.EXTENDED
     assert "Hm." in codec().decode(prompt.ids)
 

@@ -3,62 +3,47 @@
 import asyncio
 
 import pytest
+from virtual_time import virtually
 
-from prorl_gym.gateway import session_tracker
-from prorl_gym.gateway.session_tracker import SessionTracker
-
-
-class Over:
-    """Sessions that were forgotten, and an event for the next one."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.forgotten = asyncio.Event()
-
-    def __call__(self, name: str) -> None:
-        self.names.append(name)
-        self.forgotten.set()
+from prorl_gym.gateway import gateway
+from prorl_gym.gateway.gateway import SessionTracker
 
 
-async def test_idle_session_is_forgotten():
-    over = Over()
-    live = SessionTracker(over, idle_seconds=0.01)
-    with live.track_call("a"):
-        pass
-    await asyncio.wait_for(over.forgotten.wait(), 5)
-    assert (over.names, len(live)) == (["a"], 0)
-
-
-async def test_session_with_a_call_in_flight_is_not_idle():
-    over = Over()
-    live = SessionTracker(over, idle_seconds=0.01)
-    with live.track_call("a"):
-        with live.track_call("a"):
-            pass
-        with live.track_call("b"):
-            pass
-        await asyncio.wait_for(over.forgotten.wait(), 5)
-        assert over.names == ["b"]
-
-
-async def test_session_that_calls_again_goes_on():
-    over = Over()
-    live = SessionTracker(over, idle_seconds=0.05)
-    with live.track_call("a"):
-        pass
-    with live.track_call("b"):
-        pass
-    with live.track_call("a"):
-        await asyncio.wait_for(over.forgotten.wait(), 5)
-    assert (over.names, len(live)) == (["b"], 1)
-
-
-async def test_idle_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(session_tracker, "MAX_IDLE", 2)
-    over = Over()
-    live = SessionTracker(over, idle_seconds=60)
-    for name in "abc":
+@virtually
+async def test_idle_session_is_forgotten_and_one_that_calls_again_goes_on():
+    over: list[str] = []
+    live = SessionTracker(over.append, idle_seconds=60)
+    for name in "ab":
         with live.track_call(name):
             pass
+    await asyncio.sleep(59)
+    with live.track_call("a"):
+        await asyncio.sleep(2)
+    assert (over, len(live)) == (["b"], 1)
+    await asyncio.sleep(61)
+    assert (over, len(live)) == (["b", "a"], 0)
+
+
+@virtually
+async def test_session_with_a_call_in_flight_is_not_idle():
+    over: list[str] = []
+    live = SessionTracker(over.append, idle_seconds=60)
+    with live.track_call("a"):
+        for name in "ab":
+            with live.track_call(name):
+                pass
+        await asyncio.sleep(61)
+        assert over == ["b"]
+
+
+@virtually
+async def test_idle_sessions_are_bounded():
+    over: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gateway, "MAX_IDLE", 2)
+        live = SessionTracker(over.append, idle_seconds=60)
+        for name in "abc":
+            with live.track_call(name):
+                pass
     live.close()
-    assert (over.names, len(live)) == (["a"], 2)
+    assert (over, len(live)) == (["a"], 2)

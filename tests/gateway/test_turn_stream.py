@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from token_codecs import ALL, BOUNDED, TOOLS, codec
 
-from prorl_gym.gateway import chat_completions, messages, responses
+from prorl_gym.gateway import chat_completions, responses
 from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn
 from prorl_gym.gateway.model_call import ModelCall
 from prorl_gym.gateway.turn_stream import Piece, StreamDivergedError, TurnStream
+from prorl_gym.harness import messages
 from prorl_gym.inference.protocol import Conversation
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, PromptOrigin
-from prorl_gym.inference.tokens.turn import SampledTurn, parse_sampled, parse_without_calls
+from prorl_gym.inference.tokens.turn import SampledTurn, read_turn
 
 CALL = '<tool_call>\n{"name": "calc", "arguments": {"term": "1<2"}}\n</tool_call>'
 OTHER_CALL = "<tool_call>\n<function=calc>\n<parameter=term>\n1\n</parameter>\n</function>\n</tool_call>"
@@ -52,11 +53,11 @@ class Turn:
     may_call_tools: bool = True
 
     def __post_init__(self) -> None:
-        parse = parse_sampled if self.may_call_tools else lambda codec, ids, tools: parse_without_calls(codec, ids)
         call = ModelCall([], TOOLS, SAMPLING, self.may_call_tools)
         prompt = BuiltPrompt([1, 2, 3], PromptOrigin.FIRST, Conversation((), ()), ())
         sampled = SampledTurn(self.ids, [-1.0] * len(self.ids), [0] * len(self.ids), "stop", 1)
-        self.completed = CompletedTurn(call, prompt, sampled, parse(self.chat, self.ids, TOOLS))
+        parsed = read_turn(self.chat, sampled, TOOLS, may_call_tools=self.may_call_tools, single_tool_call=False)
+        self.completed = CompletedTurn(call, prompt, sampled, parsed)
         self.form: AnswerFormat = replace(answer_format(), codec=self.chat)
 
     def pieces(self, groups: list[int]) -> list[Piece]:

@@ -27,9 +27,8 @@ from prorl_gym.environments import registry
 from prorl_gym.environments.row_format import read_rows
 from prorl_gym.inference.config import InferenceConfig, build_pool
 from prorl_gym.inference.tokens.template_check import load_codec
-from prorl_gym.oracle.oracle_policy import OraclePolicy
+from prorl_gym.oracle.oracle_policy import OraclePolicy, load_rows
 from prorl_gym.oracle.oracle_server import OracleOptions, OracleServer, serve_oracle
-from prorl_gym.oracle.row_index import load_rows
 from prorl_gym.records import Rollout, RolloutRequest
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
@@ -72,7 +71,7 @@ def service() -> RolloutService:
 
 
 def routes() -> Any:
-    return without_prose(create_app(AppContext.create(service()), "token").openapi())
+    return without_prose(create_app(AppContext(service()), "token").openapi())
 
 
 def record() -> Any:

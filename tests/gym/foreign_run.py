@@ -1,7 +1,6 @@
 """Gym's servers with an agent or environments that are not ours, and what the engines behind them were asked.
 
-``run_foreign`` starts them in a process of its own, which is this module as a program: to end all that was started it
-adopts orphans, which a test process must not.
+``run_foreign`` starts them in a process of its own, which is this module as a program.
 """
 
 import asyncio
@@ -11,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,12 @@ import yaml
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from prorl_gym._bootstrap import has_environment_servers
-from prorl_gym.cli.demo.process_supervisor import ProcessSupervisor
-from prorl_gym.cli.demo.stack import HOST, DemoFolders, DemoStack, PolicyEndpoint, free_ports
+from prorl_gym.cli.demo.stack import HOST, DemoFolders, DemoStack, PolicyEndpoint, ProcessSupervisor, free_ports
 from prorl_gym.environments.protocol import ScriptedStep
+from prorl_gym.gym_roots import has_environment_servers
 from prorl_gym.inference.tokens.template_check import load_codec
-from prorl_gym.oracle.oracle_policy import OraclePolicy
+from prorl_gym.oracle.oracle_policy import KnownRow, OraclePolicy, RowIndex, example_files, load_rows
 from prorl_gym.oracle.oracle_server import OracleServer, serve_oracle
-from prorl_gym.oracle.row_index import KnownRow, RowIndex, example_files, load_rows
 from prorl_gym.sandbox.syscalls import set_child_subreaper
 from prorl_gym.trainers.nemo_rl import check_result
 
@@ -35,8 +31,6 @@ CONFIGS = ["responses_api_models/prorl_model/configs/prorl_model.yaml"]
 
 Server = tuple[str, str, str]
 """Type, implementation and instance of a server."""
-Call = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
-"""Prompt ids, sampled ids and their log-probs."""
 
 
 def synonyms(row: Mapping[str, Any]) -> list[ScriptedStep]:
@@ -135,6 +129,18 @@ def read_lines(file: Path) -> list[Any]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
+def run_python(*arguments: object) -> str:
+    """Run a program that starts Gym and ends all that it started; return what it printed.
+
+    It is a process of its own: it adopts orphans, which a test process must not.
+    """
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=390, check=False)
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 async def run_plan(plan: Mapping[str, Any]) -> None:
     """Start engines and servers, collect the rows, and end everything."""
     set_child_subreaper()
@@ -157,15 +163,6 @@ async def run_plan(plan: Mapping[str, Any]) -> None:
             print("left", await family.stop_all())
 
 
-@dataclass(frozen=True)
-class ForeignRun:
-    """What came out."""
-
-    results: list[dict[str, Any]]
-    calls: list[Call]
-    """Of the engines, in the order in which they were answered."""
-
-
 def run_foreign(
     output: Path,
     scratch: Path,
@@ -176,8 +173,10 @@ def run_foreign(
     keys: Mapping[str, Mapping[str, Any]] | None = None,
     repeats: int = 2,
     **shared: Any,
-) -> ForeignRun:
-    """Start servers over two oracles that know the rows' solutions, and let Gym collect every row.
+) -> list[dict[str, Any]]:
+    """Start servers over two oracles that know the rows' solutions; return what Gym collects of every row.
+
+    Each answer that the engines sampled is in exactly one row, with the ids that they saw; and rows only grow.
 
     Args:
         output: results and logs.
@@ -201,42 +200,16 @@ def run_foreign(
         "repeats": repeats,
         "shared": shared,
     }
-    command = [sys.executable, __file__, json.dumps(plan)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["collected", "left", "0"], done.stdout
+    assert run_python(__file__, json.dumps(plan)) == "collected\nleft 0\n"
     results = read_lines(output / "results.jsonl")
     assert len(results) == repeats * len(rows)
-    calls = read_lines(output / "calls.jsonl")
-    return ForeignRun(results, [(tuple(prompt), tuple(ids), tuple(logprobs)) for prompt, ids, logprobs in calls])
-
-
-def check_ids(run: ForeignRun) -> None:
-    """Each answer that the engines sampled is in exactly one row, with the ids that they saw; and rows only grow."""
-    for result in run.results:
+    for result in results:
         check_result(result)
-    items = [item for result in run.results for item in result["response"]["output"] if "prompt_token_ids" in item]
-    served: Counter[Call] = Counter(
-        (tuple(it["prompt_token_ids"]), tuple(it["generation_token_ids"]), tuple(it["generation_log_probs"]))
-        for it in items
-    )
-    assert served == Counter(run.calls)
-
-
-def agent_server(agent: str, instance: str, **keys: Any) -> tuple[list[Server], dict[str, dict[str, Any]]]:
-    """An agent of Gym's over our rollout server, and where this Gym has such an environment server before it."""
-    entrypoint = {"entrypoint": "app.py"}
-    references = {
-        "resources_server": {"type": "resources_servers", "name": "prorl_rollout"},
-        "model_server": {"type": "responses_api_models", "name": "policy_model"},
-    }
-    servers: list[Server] = [("responses_api_agents", agent, instance)]
-    settings: dict[str, dict[str, Any]] = {instance: {**entrypoint, **references, **keys}}
-    if has_environment_servers():
-        relay = f"{instance}_environment"
-        servers.append(("environment_servers", "legacy_agent", relay))
-        settings[relay] = {**entrypoint, "agent_server": {"type": "responses_api_agents", "name": instance}}
-    return servers, settings
+    items = [item for result in results for item in result["response"]["output"] if "prompt_token_ids" in item]
+    fields = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+    returned = Counter(json.dumps([item[field] for field in fields]) for item in items)
+    assert returned == Counter(map(json.dumps, read_lines(output / "calls.jsonl")))
+    return results
 
 
 if __name__ == "__main__":

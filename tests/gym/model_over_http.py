@@ -7,19 +7,17 @@ from typing import Any
 
 import aiohttp
 import quick_server
-from served_model import CODEC, model_server
+from served_model import CODEC, model_server, without_tokens
 
 from prorl_gym.environments.protocol import ScriptedStep
-from prorl_gym.oracle.oracle_policy import OraclePolicy
+from prorl_gym.oracle.oracle_policy import KnownRow, OraclePolicy, RowIndex
 from prorl_gym.oracle.oracle_server import OracleOptions, OracleServer, serve_oracle
-from prorl_gym.oracle.row_index import KnownRow, RowIndex
 
 TOOL = {"type": "function", "name": "python", "description": "Run.", "parameters": {"type": "object"}, "strict": False}
 QUESTION = "How many primes are there below 100?"
 OPENING = [{"role": "system", "content": "Solve."}, {"role": "user", "content": QUESTION}]
 ANSWER = "There are 25."
 TURNS = 3
-TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
 
 
 class Primes:
@@ -79,10 +77,6 @@ class AgentRollout:
     items: list[dict[str, Any]] = field(default_factory=list)
     """What the model said, token fields on it."""
     text: str = ""
-
-
-def without_tokens(item: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in item.items() if key not in TOKEN_FIELDS}
 
 
 async def simple_agent(base: str) -> AgentRollout:

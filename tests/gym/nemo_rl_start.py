@@ -24,12 +24,14 @@ from aiohttp import web  # noqa: E402
 from fake_nemo_rl import FakeNemoRl, renderer  # noqa: E402
 from nemo_rl_recipes import MAKE, composed  # noqa: E402
 
-from prorl_gym.cli.demo.process_supervisor import ProcessSupervisor  # noqa: E402
-from prorl_gym.cli.demo.stack import free_ports  # noqa: E402
+from prorl_gym.cli.demo.stack import ProcessSupervisor, free_ports  # noqa: E402
 from prorl_gym.cli.installation import link_venvs  # noqa: E402
 from prorl_gym.inference.tokens.template_check import load_codec  # noqa: E402
-from prorl_gym.oracle.oracle_policy import OraclePolicy  # noqa: E402
-from prorl_gym.oracle.row_index import example_files, load_rows  # noqa: E402
+from prorl_gym.oracle.oracle_policy import (  # noqa: E402
+    OraclePolicy,
+    example_files,
+    load_rows,
+)
 from prorl_gym.sandbox.syscalls import set_child_subreaper  # noqa: E402
 
 HOST = "127.0.0.1"
@@ -134,8 +136,9 @@ async def run_recipe(
 
 async def _drive(folder: Path, python: str) -> None:
     (folder / "tmp").mkdir()
-    left_out = ("NEMO_GYM_EXTRA_ROOTS", "PYTHONPATH", "VIRTUAL_ENV")
-    env = {key: value for key, value in os.environ.items() if key not in left_out} | {
+    root = await asyncio.create_subprocess_exec(python, "-m", "prorl_gym", "root", stdout=asyncio.subprocess.PIPE)
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")} | {
+        "NEMO_GYM_EXTRA_ROOTS": (await root.communicate())[0].decode().strip(),
         "TMPDIR": str(folder / "tmp"),
         "RAY_TMPDIR": str(folder),
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -2,23 +2,22 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
+from closing import closing
 from fastapi import FastAPI
 from quick_server import QuickServer
 
 from prorl_gym.api.app import create_embedded_app
 from prorl_gym.api.service_process import bind_socket
-from prorl_gym.client import UnacknowledgedRollout
 from prorl_gym.client.wire_models import FirstPrompt, FirstPromptBody
-from prorl_gym.errors import CancelReason, NotFoundError
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_handler import AgentProfile, RowHandler
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.service_connection import SERVICE_PATH
 from prorl_gym.records import Rollout, RolloutRequest
-from prorl_gym.rollout.protocol import Ledger
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.testing.rollout.fake_rollout import (
@@ -34,21 +33,16 @@ from prorl_gym.trainers.gym_result import Placeholder
 class FakeConnection:
     """Implements ``ServiceConnection``: every rollout ends at once, with ``record``."""
 
-    def __init__(self, record: Rollout, listed: Sequence[UnacknowledgedRollout] = ()) -> None:
+    def __init__(self, record: Rollout) -> None:
         self.record = record
-        self.listed = listed
         self.submitted: list[RolloutRequest] = []
-        self.acknowledged: list[str] = []
-        self._on_listed: Callable[[Sequence[UnacknowledgedRollout]], None] | None = None
         self._records: dict[str, asyncio.Future[Rollout]] = {}
 
     def connect(self, url: str, token: str, run_id: str, on_listed: Any, on_finished: Any) -> "FakeConnection":
-        self._on_listed = on_listed
         return self
 
     async def wait_listed(self) -> None:
-        if self._on_listed is not None:
-            self._on_listed(self.listed)
+        """Nothing is left of an earlier process."""
 
     def expect_record(self, rollout_id: str, run_id: str) -> "asyncio.Future[Rollout]":
         self._records[rollout_id] = asyncio.get_running_loop().create_future()
@@ -66,25 +60,13 @@ class FakeConnection:
         accepted.set_result(None)
         return accepted
 
-    def fetch_record(self, rollout_id: str) -> None:
-        self._records[rollout_id].set_exception(NotFoundError(f"rollout {rollout_id} was never accepted."))
-
     async def render_prompt(self, prompt: Mapping[str, Any]) -> Placeholder:
         if prompt["input"] == "poison":
             raise ZeroDivisionError("a template of somebody's")
         return Placeholder((7, 8), 9)
 
     def acknowledge(self, rollout_ids: Iterable[str]) -> None:
-        self.acknowledged.extend(rollout_ids)
-
-    def cancel(self, rollout_ids: Iterable[str], reason: CancelReason) -> None:
-        """Everything has ended."""
-
-    def abandon(self, rollout_id: str) -> None:
-        """Everything has ended."""
-
-    async def close(self) -> None:
-        """Nothing is open."""
+        """Nothing is kept."""
 
 
 class EmbeddedRollouts:
@@ -94,7 +76,7 @@ class EmbeddedRollouts:
         ledger: returns the ledger of each start.
     """
 
-    def __init__(self, ledger: Callable[[], Ledger] = MemoryLedger) -> None:
+    def __init__(self, ledger: Callable[[], SqliteLedger] = MemoryLedger) -> None:
         self.environment = ScriptedEnvironment()
         self.service: RolloutService
         self.server: QuickServer
@@ -133,8 +115,8 @@ class EmbeddedRollouts:
 async def agent(rollouts: EmbeddedRollouts, **profile: Any) -> AsyncIterator["Agent"]:
     """An agent's handler of rows, with its caller."""
     made = Agent(rollouts.url, **profile)
-    yield made
-    await made.handler.close()
+    async with closing(made.handler):
+        yield made
 
 
 class Agent:

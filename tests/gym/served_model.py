@@ -18,6 +18,7 @@ CODEC = load_codec("small")
 CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "2+2"}}\n</tool_call>'
 QUESTION = {"role": "user", "content": "2+2?"}
 ASK = {"input": [QUESTION], "temperature": 0.7, "top_p": 0.9}
+TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
 
 Script = Callable[[GenerationRequest], Reply | Exception]
 
@@ -25,6 +26,10 @@ Script = Callable[[GenerationRequest], Reply | Exception]
 def said(text: str, *, closed: bool = True) -> Reply:
     ids = CODEC.tokenizer.encode_trusted(text)
     return Reply((*ids, CODEC.terminator_id) if closed else tuple(ids), "stop" if closed else "length")
+
+
+def without_tokens(item: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in item.items() if key not in TOKEN_FIELDS}
 
 
 def result_of(item: dict[str, Any], output: str = "4") -> dict[str, Any]:

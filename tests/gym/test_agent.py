@@ -1,6 +1,7 @@
 """The agent server: which rows it accepts, its configuration, and whether an answer was delivered."""
 
 import gc
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,11 +64,15 @@ def serve(rows: FakeRowHandler, **config: Any) -> TestClient:
     return TestClient(agent.setup_webserver())
 
 
-def test_row_is_answered_with_its_result():
-    rows = FakeRowHandler()
-    answer = serve(rows).post("/run", content=b'{"a": 1,\n "b": "\xc3\xa9"}')
-    assert (answer.status_code, answer.json(), rows.rows) == (200, {"a": 1, "b": "é"}, [{"a": 1, "b": "é"}])
-    assert answer.headers["content-type"] == "application/json"
+@pytest.mark.parametrize("status", [200, 503])
+def test_row_is_answered_and_delivered(status: int):
+    rows = FakeRowHandler(status)
+    with serve(rows) as served:
+        answer = served.post("/run", content=b'{"a": 1,\n "b": "\xc3\xa9"}')
+        assert (answer.status_code, answer.json(), rows.rows) == (status, {"a": 1, "b": "é"}, [{"a": 1, "b": "é"}])
+        assert answer.headers["content-type"] == "application/json"
+        assert rows.reported == ["delivered"]
+    assert rows.reported == ["delivered", "closed"]
 
 
 def test_collections_begin_with_the_server_and_leave_imports_out(monkeypatch: pytest.MonkeyPatch):
@@ -82,16 +87,6 @@ def test_collections_begin_with_the_server_and_leave_imports_out(monkeypatch: py
         gc.enable()
 
 
-def test_status_of_the_answer_is_gym_s():
-    assert serve(FakeRowHandler(503)).post("/run", json={}).status_code == 503
-
-
-def test_answer_that_was_sent_is_delivered():
-    rows = FakeRowHandler()
-    serve(rows).post("/run", json={"a": 1})
-    assert rows.reported == ["delivered"]
-
-
 @pytest.mark.parametrize("body", [b"[1]", b"{", b'{"x": NaN}', b"\xff", b'{"x":' + b"[" * 300 + b"]" * 300 + b"}"])
 def test_what_is_no_row_is_refused_here(body: bytes):
     rows = FakeRowHandler()
@@ -99,66 +94,45 @@ def test_what_is_no_row_is_refused_here(body: bytes):
     assert not rows.rows
 
 
-async def test_answer_whose_caller_left_is_not_delivered():
-    rows = FakeRowHandler()
-
-    async def receive() -> dict[str, str]:
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        """The connection is refused."""
-
-    await TrackedResponse(RowAnswer(200, b"{}"), rows)({"type": "http"}, receive, send)
-    assert rows.reported == ["disconnected"]
-
-
-async def test_answer_that_broke_off_is_not_delivered():
+@pytest.mark.parametrize("received", ["http.disconnect", "http.request"], ids=["left before", "broke off"])
+async def test_answer_that_did_not_arrive_is_not_delivered(received: str):
     rows = FakeRowHandler()
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": received, "body": b"", "more_body": False}
 
     async def send(message: Any) -> None:
-        raise ConnectionResetError
+        if received == "http.request":
+            raise ConnectionResetError
 
-    with pytest.raises(ConnectionResetError):
+    with suppress(ConnectionResetError):
         await TrackedResponse(RowAnswer(200, b"{}"), rows)({"type": "http"}, receive, send)
     assert rows.reported == ["disconnected"]
 
 
-def test_connection_is_closed_with_the_server():
-    rows = FakeRowHandler()
-    with serve(rows) as served:
-        served.post("/run", json={})
-        assert rows.reported == ["delivered"]
-    assert rows.reported == ["delivered", "closed"]
-
-
-def test_mask_truncated_masks_every_limit():
-    assert configured(mask_truncated=True).profile().settings.mask_overlong == tuple(Limit)
-
-
-def test_settings_say_more_exactly_what_is_masked():
-    config = configured(mask_truncated=True, settings={"mask_overlong": ["tokens"]})
-    assert config.profile().settings.mask_overlong == (Limit.TOKENS,)
+@pytest.mark.parametrize(("settings", "masked"), [({}, tuple(Limit)), ({"mask_overlong": ["tokens"]}, (Limit.TOKENS,))])
+def test_mask_truncated_masks_every_limit_unless_settings_name_some(settings: dict[str, Any], masked: tuple[Limit]):
+    assert configured(mask_truncated=True, settings=settings).profile().settings.mask_overlong == masked
 
 
 @pytest.mark.parametrize(
-    "config", [{"resources_server": None}, {"service_url": "http://h:1", "resources_server": {"name": "r"}}]
+    ("config", "named"),
+    [
+        ({"resources_server": None}, "exactly one"),
+        ({"service_url": "http://h:1", "resources_server": {"name": "r"}}, "resources_server"),
+        ({"early_stop": {"informative_groups": 8}}, "early_stop needs num_generations"),
+    ],
 )
-def test_exactly_one_service_makes_the_rollouts(config: dict[str, Any]):
-    with pytest.raises(ValidationError, match=r"exactly one|resources_server"):
+def test_configuration_without_one_service_or_with_early_stop_of_no_groups_is_refused(
+    config: dict[str, Any], named: str
+):
+    with pytest.raises(ValidationError, match=named):
         configured(**config)
 
 
 def test_agents_of_shards_have_runs_of_their_own():
     alone, shard = configured(), configured(service_url="http://head:8770")
     assert (alone.profile().agent, shard.profile().agent) == ("prorl_math_agent", "prorl_math_agent:127.0.0.1:1")
-
-
-def test_early_stop_without_groups_is_refused():
-    with pytest.raises(ValidationError, match="early_stop needs num_generations"):
-        configured(early_stop={"informative_groups": 8})
 
 
 def test_early_stop_names_what_the_recipe_must_set(capsys: pytest.CaptureFixture[str]):

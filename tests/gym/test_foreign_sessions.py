@@ -1,4 +1,6 @@
-"""Other Gym agents over HTTP: every declared tool has a route, and what a lost session held is never graded."""
+"""Sessions of other Gym agents: every declared tool has a route, what a lost session held is never graded, and nothing
+is left of a session that ended before it began.
+"""
 
 import asyncio
 import json
@@ -13,19 +15,21 @@ import pytest
 pytestmark = pytest.mark.gym
 
 from fastapi.testclient import TestClient  # noqa: E402
-from test_rollout_server import ROW, answered, post, server  # noqa: E402
+from simulation.virtual_clock import run_virtually  # noqa: E402
+from test_rollout_server import LOCAL, ROW, answered, post, server  # noqa: E402
 
 from prorl_gym.agents.protocol import Observation, ToolSpec  # noqa: E402
 from prorl_gym.environments.math.environment import MathEnvironment  # noqa: E402
 from prorl_gym.environments.playback import fill_step, gold_steps  # noqa: E402
 from prorl_gym.environments.protocol import Episode  # noqa: E402
+from prorl_gym.errors import FailureKind, TaskError  # noqa: E402
 from prorl_gym.gym_root.resources_servers.prorl_rollout import tool_sessions as module  # noqa: E402
 from prorl_gym.gym_root.resources_servers.prorl_rollout.tool_sessions import ToolSession, ToolSessions  # noqa: E402
+from prorl_gym.sandbox.protocol import SandboxSpec  # noqa: E402
 from prorl_gym.testing.rollout.fake_rollout import EmptyBackend  # noqa: E402
-from prorl_gym.testing.virtual_clock import run_virtually  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-LOCAL = {"sandbox": {"backend": "local", "allow_unsafe_local": True}}
+
 CODE = {"question": "Print 1.", "tests": {"kind": "stdio", "cases": [{"stdin": "", "stdout": "1"}]}, "id": "c"}
 
 
@@ -93,16 +97,12 @@ def test_gold_played_by_another_agent_earns_its_reward(environment: str):
 
 @pytest.mark.parametrize("name", ["double_it", "server__double", "think"])
 def test_a_tool_that_an_environment_brings_has_a_route(client: TestClient, monkeypatch: pytest.MonkeyPatch, name: str):
+    """Arguments that do not fit are explained to the model."""
     monkeypatch.setattr(module.registry, "get", lambda environment: WithTool(name))
     post(client, "/seed_session", declaring("python", name, "finish"))
     assert post(client, f"/{name}", {"n": 21}) == "42"
-
-
-def test_arguments_that_do_not_fit_are_explained_to_the_model(client: TestClient, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module.registry, "get", lambda environment: WithTool("double_it"))
-    post(client, "/seed_session", declaring("double_it"))
-    assert "'n' is missing" in post(client, "/double_it", {}, status=422)
-    assert "must be of type integer" in post(client, "/double_it", {"n": "21"}, status=422)
+    assert "'n' is missing" in post(client, f"/{name}", {}, status=422)
+    assert "must be of type integer" in post(client, f"/{name}", {"n": "21"}, status=422)
 
 
 @pytest.mark.parametrize("name", ["verify", "close_session"])
@@ -116,7 +116,9 @@ def test_a_row_with_a_tool_that_is_not_there_is_refused(client: TestClient):
     assert "'search'" in said and "python, finish" in said
 
 
-def masked_as_lost(verdict: dict[str, Any]) -> bool:
+def is_lost(client: TestClient, row: dict[str, Any] = ROW) -> bool:
+    """Have an answer graded; return whether it is masked, since its session was lost."""
+    verdict = post(client, "/verify", row | {"response": answered("\\boxed{42}")})
     masks = verdict["mask_sample"] and verdict["instance_config"]["mask_sample"]
     return masks and (verdict["failure_kind"], verdict["reward"]) == ("session_lost", 0.0)
 
@@ -125,7 +127,7 @@ def masked_as_lost(verdict: dict[str, Any]) -> bool:
 def test_a_closed_session_is_not_graded(client: TestClient, row: dict[str, Any]):
     post(client, "/seed_session", row)
     post(client, "/close_session", {})
-    assert masked_as_lost(post(client, "/verify", row | {"response": answered("\\boxed{42}")}))
+    assert is_lost(client, row)
 
 
 def test_an_idle_session_is_not_graded(client: TestClient, monkeypatch: pytest.MonkeyPatch):
@@ -139,7 +141,7 @@ def test_an_idle_session_is_not_graded(client: TestClient, monkeypatch: pytest.M
     post(client, "/seed_session", ROW | {"prorl": {"settings": {"run_seconds": 0.05}}})
     assert closed.wait(30)
     post(client, "/python", {"code": "1"}, status=409)
-    assert masked_as_lost(post(client, "/verify", ROW | {"response": answered("\\boxed{42}")}))
+    assert is_lost(client)
 
 
 def test_a_session_of_an_earlier_process_is_not_graded(client: TestClient):
@@ -147,24 +149,12 @@ def test_a_session_of_an_earlier_process_is_not_graded(client: TestClient):
     with TestClient(server(**LOCAL).setup_webserver()) as restarted:
         restarted.cookies.update(client.cookies)
         post(restarted, "/python", {"code": "1"}, status=409)
-        assert masked_as_lost(post(restarted, "/verify", ROW | {"response": answered("\\boxed{42}")}))
+        assert is_lost(restarted)
 
 
 @pytest.mark.parametrize("environment", ["swe", "taskdir"])
 def test_what_needs_the_agents_sandbox_is_not_graded_without_a_session(client: TestClient, environment: str):
-    row = example(environment)
-    assert masked_as_lost(post(client, "/verify", row | {"response": answered("I repaired it.")}))
-
-
-def test_settings_of_the_row_count(monkeypatch: pytest.MonkeyPatch):
-    row = ROW | {"prorl": {"settings": {"eval_seconds": 7.0, "action_seconds": 3.0}}}
-    session = asyncio.run(module.open_session(row, ToolSessions(EmptyBackend, None).new_leases()))
-    assert (session.settings.eval_seconds, session.settings.action_seconds) == (7.0, 3.0)
-
-
-@pytest.mark.parametrize("block", [{"settings": {"run_seconds": -1}}, {"setings": {}}])
-def test_bad_settings_of_a_row_are_refused(client: TestClient, block: dict[str, Any]):
-    assert next(iter(block)) in str(post(client, "/seed_session", ROW | {"prorl": block}, status=422))
+    assert is_lost(client, example(environment))
 
 
 def test_a_session_does_not_expire_while_a_call_is_served():
@@ -179,20 +169,78 @@ def test_a_session_does_not_expire_while_a_call_is_served():
     run_virtually(scenario())
 
 
-async def test_a_session_waits_as_long_as_its_rollout_may_run(monkeypatch: pytest.MonkeyPatch):
-    waits: list[float] = []
-    loop = asyncio.get_running_loop()
-    call_later = loop.call_later
-    monkeypatch.setattr(loop, "call_later", lambda seconds, *a: (waits.append(seconds), call_later(seconds, *a))[1])
-    sessions = ToolSessions(EmptyBackend, None)
-    await sessions.open("s", ROW | {"prorl": {"settings": {"run_seconds": 86400.0}}})
-    assert 86400.0 in waits
-    await sessions.close_all()
-
-
 def test_tools_are_offered_over_mcp():
     exposure = pytest.importorskip("nemo_gym.mcp_auto_exposure")
     made = server(**LOCAL)
     offered = exposure.harvest_tools(made.setup_webserver(), made)
     assert sorted(offered) == ["bash", "editor", "finish", "python", "think"]
     assert offered["editor"].tool.inputSchema["required"] == ["command", "path"]
+
+
+# --- sessions that end before they began
+
+
+class Prepares(MathEnvironment):
+    """Starts a sandbox in ``init``, then waits or fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def init(self, task: Any, leases: Any, settings: Any) -> Any:
+        await leases.get_agent_sandbox(SandboxSpec())
+        self.begun.set()
+        await self.go_on.wait()
+        if self.error is not None:
+            raise self.error
+        return await super().init(task, leases, settings)
+
+
+class Bench:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, idle_seconds: float = 60.0) -> None:
+        self.environment = Prepares()
+        self.backend = EmptyBackend()
+        self.sessions = ToolSessions(lambda: self.backend, idle_seconds)
+        monkeypatch.setattr(module.registry, "get", lambda name: self.environment)
+
+
+@pytest.mark.parametrize("error", [TaskError(FailureKind.BAD_ROW, "row: no such commit."), ValueError("a defect")])
+async def test_session_that_cannot_be_opened_leaves_no_sandbox(monkeypatch: pytest.MonkeyPatch, error: Exception):
+    bench = Bench(monkeypatch)
+    bench.environment.error = error
+    bench.environment.go_on.set()
+    with pytest.raises(type(error)):
+        await bench.sessions.open("s", ROW)
+    assert bench.backend.sandbox_count == 0
+    bench.environment.error = None
+    await bench.sessions.open("s", ROW)  # it may be seeded again
+    await bench.sessions.close("s")
+    assert bench.backend.sandbox_count == 0
+
+
+async def test_session_whose_caller_went_away_while_it_opened_expires(monkeypatch: pytest.MonkeyPatch):
+    bench = Bench(monkeypatch, idle_seconds=0.01)
+    seed = asyncio.create_task(bench.sessions.open("s", ROW))
+    await bench.environment.begun.wait()
+    seed.cancel()
+    await asyncio.wait({seed})
+    assert bench.backend.sandbox_count == 1
+    bench.environment.go_on.set()
+    async with asyncio.timeout(5):
+        while bench.backend.sandbox_count:  # noqa: ASYNC110 - nothing reports it
+            await asyncio.sleep(0.005)
+
+
+async def test_closing_a_session_that_fails_to_open_raises_nothing(monkeypatch: pytest.MonkeyPatch):
+    bench = Bench(monkeypatch)
+    bench.environment.error = TaskError(FailureKind.BAD_ROW, "row: no such commit.")
+    seed = asyncio.create_task(bench.sessions.open("s", ROW))
+    await bench.environment.begun.wait()
+    close = asyncio.create_task(bench.sessions.close("s"))
+    bench.environment.go_on.set()
+    await close
+    with pytest.raises(TaskError):
+        await seed
+    assert bench.backend.sandbox_count == 0

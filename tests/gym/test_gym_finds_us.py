@@ -1,5 +1,7 @@
 """What NeMo Gym itself says about our components, asked in process."""
 
+import asyncio
+import json
 from pathlib import Path
 
 import gym_needed  # noqa: F401
@@ -10,7 +12,7 @@ pytestmark = pytest.mark.gym
 from nemo_gym.environment.validation import validate_environment  # noqa: E402
 
 from prorl_gym.cli.installation import gym_root  # noqa: E402
-from prorl_gym.environments.prepare.benchmarks import BENCHMARKS, benchmark_file  # noqa: E402
+from prorl_gym.data.benchmarks import BENCHMARKS, benchmark_file  # noqa: E402
 
 NAMES = ("prorl_code", "prorl_math", "prorl_stem", "prorl_swe", "prorl_taskdir")
 
@@ -21,18 +23,11 @@ def our_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_manifest_and_config_agree(name: str):
+def test_manifest_config_and_the_agent_of_the_rows_agree(name: str):
     report = validate_environment(gym_root() / "environments" / name / "manifest.yaml")
     assert report.inferred_profile == report.declared_profile
     assert not report.warnings
     assert [(dataset.name, dataset.rows) for dataset in report.datasets] == [("example", 5)]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_rows_go_to_the_agent_that_the_environment_starts(name: str):
-    import json
-
-    report = validate_environment(gym_root() / "environments" / name / "manifest.yaml")
     agent = next(component.name for component in report.components if component.role == "agent_server")
     rows = (gym_root() / "environments" / name / "data/example.jsonl").read_text().splitlines()
     assert {json.loads(row)["agent_ref"]["name"] for row in rows} == {agent}
@@ -62,8 +57,6 @@ def test_server_directories_are_what_gym_accepts():
 
 @pytest.mark.slow
 def test_fixture_cases_grade_as_they_say(tmp_path: Path):
-    import asyncio
-
     from nemo_gym.verifier_fixture import exercise_verifier_fixture
 
     from prorl_gym.gym_root.resources_servers.prorl_rollout.app import VERIFIER_FIXTURE

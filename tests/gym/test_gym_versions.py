@@ -16,11 +16,17 @@ from typing import Any
 
 import pytest
 import yaml
+from rollout_samples import rollout as sample_rollout
 
-from prorl_gym._bootstrap import component_roots
-from prorl_gym.cli.demo.process_supervisor import ProcessSupervisor
-from prorl_gym.cli.demo.stack import DemoFolders, DemoStack, PolicyEndpoint
+from prorl_gym.cli.demo.stack import DemoFolders, DemoStack, PolicyEndpoint, ProcessSupervisor
 from prorl_gym.cli.installation import gym_root
+from prorl_gym.gym_roots import component_roots
+from prorl_gym.inference.tokens.prompt_builder import function_schema
+from prorl_gym.inference.tokens.template_check import load_codec
+from prorl_gym.oracle.oracle_policy import OraclePolicy, example_files, load_rows
+from prorl_gym.trainers.gym_result import to_gym_result
+from prorl_gym.trainers.nemo_rl import check_result
+from prorl_gym.trainers.responses_items import messages_from_items
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENTS = ("code", "math", "stem", "swe", "taskdir")
@@ -38,7 +44,7 @@ def composed(config: str) -> dict[str, Any]:
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_only_a_gym_that_has_environment_servers_reads_of_them(name: str, known: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("prorl_gym._bootstrap.has_environment_servers", lambda: known)
+    monkeypatch.setattr("prorl_gym.gym_roots.has_environment_servers", lambda: known)
     blocks = composed(f"environments/prorl_{name}/config.yaml")
     expected = {"prorl_rollout": "resources_servers", f"prorl_{name}_agent": "responses_api_agents"}
     if known:
@@ -71,25 +77,6 @@ def test_a_program_that_ends_before_it_is_ready_fails_with_its_log(tmp_path: Pat
     with pytest.raises(CHECK.CheckError, match=r"(?s)ended with code 3.*no such server"):
         with CHECK.running(*program, folder=tmp_path, env={}, log=tmp_path / "log", ready=lambda: False):
             pytest.fail("it was never ready")
-
-
-def rows_of(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-
-
-DATA = [gym_root() / f"environments/prorl_{name}/data" for name in ENVIRONMENTS]
-DATA.append(gym_root() / "resources_servers/prorl_rollout/data")
-
-
-@pytest.mark.parametrize("folder", DATA, ids=lambda folder: folder.parent.name)
-def test_example_rollouts_and_metrics_are_those_of_the_example_rows(folder: Path):
-    """Gym's own test of a resources server asks for five of each."""
-    rows, rollouts = rows_of(folder / "example.jsonl"), rows_of(folder / "example_rollouts.jsonl")
-    assert [rollout["task"] for rollout in rollouts] == [row["task"] for row in rows]
-    assert [(rollout["reward"], rollout["mask_sample"]) for rollout in rollouts] == [(1.0, False)] * 5
-    metrics = json.loads((folder / "example_metrics.json").read_text(encoding="utf-8"))
-    assert metrics["Number of examples"] == 5
-    assert metrics["jsonl_fpath"] == f"{folder.parents[1].name}/{folder.parent.name}/data/example.jsonl"
 
 
 @pytest.mark.parametrize("file", SERVERS, ids=lambda file: file.parent.name)
@@ -132,3 +119,40 @@ def test_no_fixture_where_gym_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path
 
     monkeypatch.setitem(sys.modules, "nemo_gym.verifier_fixture", None)
     assert verifier_fixture(object, object, tmp_path) is None
+
+
+# --- example rollouts
+
+CODEC = load_codec("small")
+FILES = sorted(gym_root().glob("*/prorl_*/data/example_rollouts.jsonl"))
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.parents[1].name)
+def test_rollouts_are_those_of_the_rows(file: Path):
+    """The prompts, and what the oracle samples behind them. Gym asks a resources server for five, and for metrics.
+
+    What needs Gym, the fields that it adds to a result, ``.ci/gym-versions`` compares.
+    """
+    policy = OraclePolicy(CODEC, load_rows(example_files()))
+    rows, rollouts = rows_of(file.with_name("example.jsonl")), rows_of(file)
+    metrics = json.loads(file.with_name("example_metrics.json").read_text(encoding="utf-8"))
+    kind, name = file.parts[-4:-2]
+    assert (metrics["Number of examples"], metrics["jsonl_fpath"]) == (5, f"{kind}/{name}/data/example.jsonl")
+    assert [(rollout["reward"], rollout["mask_sample"]) for rollout in rollouts] == [(1.0, False)] * 5
+    for row, rollout in zip(rows, rollouts, strict=True):
+        check_result(rollout)
+        ours = {key for key in rollout if not key.startswith("_ng_")}
+        assert ours == {key for key in to_gym_result(sample_rollout(), row) if not key.startswith("_ng_")}
+        assert {key: rollout[key] for key in row} == row
+        params = row["responses_create_params"]
+        calls = [item for item in rollout["response"]["output"] if "prompt_token_ids" in item]
+        tools = [function_schema(tool) for tool in params["tools"]]
+        assert calls[0]["prompt_token_ids"] == CODEC.encode_prompt(messages_from_items(params["input"]), tools)
+        for call in calls:
+            sampled = policy.complete_turn(call["prompt_token_ids"], seed=None, session="")
+            assert call["generation_token_ids"] == sampled
+            assert call["generation_log_probs"] == policy.synthetic_logprobs(call["prompt_token_ids"], sampled)

@@ -8,12 +8,15 @@ from typing import Any
 
 import gym_needed  # noqa: F401
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from nemo_gym.openai_utils import NeMoGymChatCompletion
+from nemo_gym.openai_utils import NeMoGymChatCompletion, NeMoGymResponse
+from served_model import without_tokens
 from token_codecs import ALL, BOUNDED, codec
+from token_codecs import TOOLS as CALC_TOOLS
 
-from prorl_gym.errors import EngineError
+from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.gateway import responses
 from prorl_gym.gateway.answer import AnswerFormat, CompletedTurn
 from prorl_gym.gateway.chat_completions import normalize_body, read_messages, write_answer
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
@@ -34,7 +37,7 @@ ROUNDED = {"type": "boolean", "default": False}
 SCHEMA = {"term": {"type": "string"}, "exact": {"type": "boolean"}, "digits": {"type": "number"}, "rounded": ROUNDED}
 CALC = {"name": "calc", "description": "Work out a term.", "parameters": {"type": "object", "properties": SCHEMA}}
 TOOLS = [{"type": "function", "function": CALC}]
-TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
+SAMPLING = SamplingParams(1.0, 1.0, 9)
 PATHS = ["text", "text without a cookie", "token fields", "token fields on another server"]
 SAID = "I see</think> it.\nWait."
 FIRST, SECOND = {"term": "4*5", "exact": True, "digits": 1.0}, {"term": "é", "exact": False, "digits": 20}
@@ -50,6 +53,17 @@ def spelled(chat: ChatCodec, arguments: dict[str, Any]) -> str:
     return call if chat.parser.name == "llama" else f"<tool_call>\n{call}\n</tool_call>"
 
 
+async def complete(
+    chat: ChatCodec, memory: SegmentCache, call: ModelCall, session: str, ids: list[int]
+) -> CompletedTurn:
+    """Make a call as the server does; the model samples these ids."""
+    builder = PromptBuilder(chat, memory)
+    prompt = await builder.build_prompt(call.entries, call.tools, session)
+    spoken = parse_sampled(chat, ids, call.tools)
+    builder.remember_turn(prompt, session, spoken.as_message(), ids)
+    return CompletedTurn(call, prompt, SampledTurn(ids, [-1.0] * len(ids)), spoken)
+
+
 class Agent:
     """Makes two turns, then sends the history back in one of the ways that agents have."""
 
@@ -61,15 +75,9 @@ class Agent:
 
     async def turn(self, text: str) -> dict[str, Any]:
         entries = read_messages(normalize_body({"messages": self.messages})["messages"])
-        continuity = PromptBuilder(self._chat, self._memory)
-        prompt = await continuity.build_prompt(entries, TOOLS, "own")
-        assert prompt.origin in (PromptOrigin.FIRST, PromptOrigin.EXTENDED)
         ids = [*self._chat.tokenizer.encode_untrusted(text), self._chat.terminator_id]
-        spoken = parse_sampled(self._chat, ids, TOOLS)
-        continuity.remember_turn(prompt, "own", spoken.as_message(), ids)
-        turn = CompletedTurn(
-            ModelCall(entries, TOOLS, SamplingParams(1.0, 1.0, 9)), prompt, SampledTurn(ids, [-1.0] * len(ids)), spoken
-        )
+        turn = await complete(self._chat, self._memory, ModelCall(entries, TOOLS, SAMPLING), "own", ids)
+        assert turn.prompt.origin in (PromptOrigin.FIRST, PromptOrigin.EXTENDED)
         answer = NeMoGymChatCompletion.model_validate(write_answer(turn, {}, self._shape))
         message = json.loads(answer.model_dump_json())["choices"][0]["message"]
         calls = message["tool_calls"] or []
@@ -82,7 +90,7 @@ class Agent:
     async def sent(self, path: str, messages: Messages, tools: Any = TOOLS) -> PromptOrigin | None:
         """Return where the prompt comes from that these messages give; ``None``: the template refuses them."""
         if path.startswith("text"):
-            messages = [{key: value for key, value in message.items() if key not in TOKENS} for message in messages]
+            messages = list(map(without_tokens, messages))
         memory = SegmentCache() if path.endswith("another server") else self._memory
         session = "own" if path in ("text", "token fields") else "other"
         entries = read_messages(normalize_body({"messages": messages})["messages"])
@@ -423,3 +431,93 @@ async def test_any_edits_of_a_history(name: str, path: str, same: list[str], oth
         messages, plain = edited(messages, SAME[what], pick), edited(plain, SAME[what], pick)
     # Thoughts that were changed and then left out are as if they had not been changed.
     assert (await made.sent(path, messages) is PromptOrigin.EXTENDED) == (messages == plain)
+
+
+# --- whatever a model samples and an agent keeps
+
+FEW = settings(BOUNDED, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+
+OPENING = [{"role": "system", "content": "Solve."}, {"role": "user", "content": "2+2?"}]
+NASTY = st.sampled_from(
+    ["4", "", " x ", "<|im_end|>", "<tool_call>", "</think>", "<think>", "a\n\n", "é\u200b", "\ufffd"]
+)
+SPOKEN = st.sampled_from(
+    [
+        '<tool_call>\n{"name": "calc", "arguments": {"term":   "1"}}\n</tool_call>',
+        "<tool_call>\n<function=calc>\n<parameter=term>\n1\n</parameter>\n</function>\n</tool_call>",
+        '{"name": "calc", "parameters": {"term": "1"}}',
+        '<tool_call>{"name": "calc", oops}</tool_call>',
+        "<think>\nHm.\n</think>\n\nFour.",
+        "Hm.\n</think>\n\nFour.",
+        "<think>\nand on and on",
+    ]
+)
+WORDS = st.lists(st.one_of(SPOKEN, NASTY), max_size=3).map("\n".join)
+IDS = st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=8)
+TURNS = st.lists(st.tuples(st.one_of(WORDS, IDS), st.booleans(), st.booleans(), NASTY), min_size=1, max_size=4)
+
+
+def sampled_by(chat: Any, drawn: str | list[float], closed: bool) -> list[int]:
+    """Turn what was drawn into ids: of a text, or any of the vocabulary."""
+    if isinstance(drawn, str):
+        ids = chat.tokenizer.encode_untrusted(drawn)
+    else:
+        ids = [int(share * chat.vocab_size) for share in drawn]
+        ids = [token for token in ids if token not in chat.end_ids]
+    return [*ids, chat.terminator_id] if closed or not ids else ids
+
+
+def news(output: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    calls = [item["call_id"] for item in output if item["type"] == "function_call"]
+    if not calls:
+        return [{"role": "user", "content": text}]
+    return [{"type": "function_call_output", "call_id": call_id, "output": text} for call_id in calls]
+
+
+async def answered(chat: Any, memory: SegmentCache, shape: AnswerFormat, items: list[Any], ids: list[int]) -> Any:
+    """Make a call; return its prompt, and the items as Gym's own models pass them on."""
+    turn = await complete(chat, memory, ModelCall(responses.read_items(items), CALC_TOOLS, SAMPLING), "s", ids)
+    response = NeMoGymResponse.model_validate(responses.write_answer(turn, {}, shape))
+    return turn.prompt, json.loads(response.model_dump_json())["output"]
+
+
+@pytest.mark.parametrize("name", ALL)
+@FEW
+@example(turns=[("</think>\n<think>\nHm.\n</think>\n\nFour.", False, False, "4")] * 2, with_thoughts=True)
+@given(turns=TURNS, with_thoughts=st.booleans())
+async def test_history_that_comes_back_unchanged_goes_on_exactly(name: str, turns: Any, with_thoughts: bool):
+    """Also on another server, while all of its turns have their token fields."""
+    chat = codec(name)
+    shape, memory, items, seen = AnswerFormat("m", chat, True, with_thoughts), SegmentCache(), list(OPENING), []
+    has_text = False
+    for drawn, closed, as_text, text in turns:
+        prompt, output = await answered(chat, memory, shape, items, sampled_by(chat, drawn, closed))
+        assert prompt.origin is (PromptOrigin.EXTENDED if seen else PromptOrigin.FIRST)
+        assert prompt.ids[: len(seen)] == seen
+        if not has_text and items != OPENING:
+            entries = responses.read_items(items)
+            elsewhere = await PromptBuilder(chat, SegmentCache()).build_prompt(entries, CALC_TOOLS, "t")
+            assert (elsewhere.origin, elsewhere.ids) == (PromptOrigin.EXTENDED, prompt.ids)
+        has_text = has_text or as_text
+        seen = output[-1]["prompt_token_ids"] + output[-1]["generation_token_ids"]
+        if as_text:
+            output = list(map(without_tokens, output))
+        items += [*output, *news(output, text)]
+
+
+@pytest.mark.parametrize("name", ALL)
+@FEW
+@given(turns=TURNS, data=st.data())
+async def test_history_that_was_changed_is_a_prompt_all_the_same(name: str, turns: Any, data: Any):
+    chat = codec(name)
+    shape, memory, items = AnswerFormat("m", chat, True, False), SegmentCache(), list(OPENING)
+    for drawn, closed, _, text in turns:
+        try:
+            prompt, output = await answered(chat, memory, shape, items, sampled_by(chat, drawn, closed))
+        except EngineError as error:  # some templates want a question of the user's, and say so
+            assert error.kind is FailureKind.TEMPLATE_UNSAFE
+            return
+        assert prompt.ids
+        items += [*output, *news(output, text)]
+        dropped = data.draw(st.integers(1, len(items)))
+        items = items[:dropped] + items[dropped + 1 :]

@@ -21,9 +21,12 @@ from test_foreign_sessions import example  # noqa: E402
 from test_rollout_server import answered, post, server  # noqa: E402
 
 from prorl_gym.environments.protocol import ScriptedStep  # noqa: E402
-from prorl_gym.oracle.oracle_policy import OraclePolicy  # noqa: E402
+from prorl_gym.oracle.oracle_policy import (  # noqa: E402
+    KnownRow,
+    OraclePolicy,
+    RowIndex,
+)
 from prorl_gym.oracle.oracle_server import serve_oracle  # noqa: E402
-from prorl_gym.oracle.row_index import KnownRow, RowIndex  # noqa: E402
 
 ENDED = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 

@@ -9,11 +9,11 @@ import pytest
 pytestmark = pytest.mark.gym
 
 from nemo_gym.openai_utils import NeMoGymResponse  # noqa: E402
-from served_model import ASK, CALL, CODEC, figure, result_of, said, served  # noqa: E402
+from served_model import ASK, CALL, CODEC, QUESTION, figure, result_of, said, served  # noqa: E402
 
 from prorl_gym.errors import ConfigError, EngineError, FailureKind, Limit, LimitReached  # noqa: E402
 from prorl_gym.inference.balance.engine_pool import FailoverOptions  # noqa: E402
-from prorl_gym.inference.engine_errors import ContextExceeded, EngineOverloaded  # noqa: E402
+from prorl_gym.inference.protocol import ContextExceeded, EngineOverloaded  # noqa: E402
 from prorl_gym.routed_experts import parse_routed_experts  # noqa: E402
 from prorl_gym.testing.inference.fake_engine import Reply  # noqa: E402
 
@@ -29,20 +29,13 @@ def test_tokens_are_on_the_last_item_of_the_call(monkeypatch: pytest.MonkeyPatch
     assert len(call["generation_log_probs"]) == len(call["generation_token_ids"])
 
 
-def test_second_call_sends_the_ids_of_the_first(monkeypatch: pytest.MonkeyPatch):
-    with served(monkeypatch, said(CALL), said("4")) as (client, (engine,)):
-        first = client.post("/v1/responses", json=ASK).json()["output"]
-        second = client.post("/v1/responses", json=ASK | {"input": [*ASK["input"], *first, result_of(first[0])]})
-    assert second.status_code == 200
-    seen = (*first[0]["prompt_token_ids"], *first[0]["generation_token_ids"])
-    assert engine.requests[1].prompt_ids[: len(seen)] == seen
-
-
 def test_sampling_is_passed_verbatim(monkeypatch: pytest.MonkeyPatch):
-    with served(monkeypatch, said("4")) as (client, (engine,)):
+    with served(monkeypatch, said("4"), said("4")) as (client, (engine,)):
         client.post("/v1/responses", json=ASK | {"max_output_tokens": 17})
-    request = engine.requests[0]
-    assert (request.temperature, request.top_p, request.top_k, request.max_tokens) == (0.7, 0.9, -1, 17)
+        client.post("/v1/chat/completions", json={"messages": [QUESTION], "seed": 7})
+    first, second = engine.requests
+    assert (first.temperature, first.top_p, first.top_k, first.max_tokens) == (0.7, 0.9, -1, 17)
+    assert second.seed == 7
 
 
 def test_cookie_keeps_a_conversation_on_one_engine(monkeypatch: pytest.MonkeyPatch):
@@ -54,8 +47,7 @@ def test_cookie_keeps_a_conversation_on_one_engine(monkeypatch: pytest.MonkeyPat
 
 def test_chat_completion_carries_calls_and_tokens(monkeypatch: pytest.MonkeyPatch):
     with served(monkeypatch, said(CALL)) as (client, _):
-        body = {"messages": [{"role": "user", "content": "2+2?"}]}
-        choice = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+        choice = client.post("/v1/chat/completions", json={"messages": [QUESTION]}).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "python"
     assert choice["message"]["generation_token_ids"][-1] == CODEC.terminator_id
@@ -91,52 +83,42 @@ def test_status_does_not_repeat_a_key(monkeypatch: pytest.MonkeyPatch):
         assert client.post("/v1/responses", json=ASK).json()["detail"] == "engine e0 refuses [hidden], Bearer [hidden]"
 
 
-def test_full_context_is_an_empty_incomplete_answer(monkeypatch: pytest.MonkeyPatch):
-    with served(monkeypatch, LimitReached(Limit.TOKENS)) as (client, _):
-        response = client.post("/v1/responses", json=ASK).json()
-    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert "generation_token_ids" not in response["output"][0]
+@pytest.mark.parametrize("is_error", [False, True])
+def test_full_context_is_an_empty_incomplete_answer_or_an_error_that_harnesses_know(
+    monkeypatch: pytest.MonkeyPatch, is_error: bool
+):
+    full = LimitReached(Limit.TOKENS)
+    with served(monkeypatch, full, propagate_context_overflow_errors=is_error) as (client, _):
+        answer = client.post("/v1/responses", json=ASK)
+    if is_error:
+        assert (answer.status_code, "maximum context length" in answer.json()["detail"]) == (400, True)
+    else:
+        assert answer.json()["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert "generation_token_ids" not in answer.json()["output"][0]
 
 
-def test_turn_that_an_engine_aborts_goes_on_from_its_tokens(monkeypatch: pytest.MonkeyPatch):
-    whole = said("one two three").token_ids
-    replies = (Reply(whole[:2], "abort"), Reply(whole[2:]))
-    with served(monkeypatch, *replies) as (client, (engine,)):
-        response = client.post("/v1/responses", json=ASK | {"max_output_tokens": 9}).json()
-    assert response["incomplete_details"] is None
-    assert response["output"][0]["generation_token_ids"] == list(whole)
-    first, second = engine.requests
-    assert second.prompt_ids == first.prompt_ids + whole[:2]
-    assert (first.max_tokens, second.max_tokens) == (9, 7)
-
-
-def test_experts_of_a_split_turn_are_put_together(monkeypatch: pytest.MonkeyPatch):
+def test_turn_that_an_engine_aborts_goes_on_from_its_tokens_and_its_experts_are_put_together(
+    monkeypatch: pytest.MonkeyPatch,
+):
     whole = said("one two three").token_ids
     with served(monkeypatch, Reply(whole)) as (client, (engine,)):
         client.post("/v1/responses", json=ASK)
     prompt, length = len(engine.requests[0].prompt_ids), len(engine.requests[0].prompt_ids) + len(whole)
-    first = Reply(whole[:2], "abort", routed_experts=[[[1]]] * (prompt + 1))
-    second = Reply(whole[2:], routed_experts=[[[2]]] * (length - 1))
-    with served(monkeypatch, first, second) as (client, _):
-        item = client.post("/v1/responses", json=ASK).json()["output"][0]
+    replies = (
+        Reply(whole[:2], "abort", routed_experts=[[[1]]] * (prompt + 1)),
+        Reply(whole[2:], routed_experts=[[[2]]] * (length - 1)),
+    )
+    with served(monkeypatch, *replies) as (client, (engine,)):
+        response = client.post("/v1/responses", json=ASK | {"max_output_tokens": 9}).json()
+    (item,) = response["output"]
+    assert (response["incomplete_details"], item["generation_token_ids"]) == (None, list(whole))
+    first, second = engine.requests
+    assert second.prompt_ids == first.prompt_ids + whole[:2]
+    assert (first.max_tokens, second.max_tokens) == (9, 7)
     found = parse_routed_experts(item["routed_experts"], length)
     assert found is not None
     # The token before the abort is run by the second call; the last one by none, so its row is padding.
     assert list(array("i", found.data)) == [1] * (prompt + 1) + [2] * (len(whole) - 2) + [0]
-
-
-def test_turn_that_was_over_when_it_was_aborted_does_not_go_on(monkeypatch: pytest.MonkeyPatch):
-    over = said("It is 4.").token_ids
-    with served(monkeypatch, Reply(over, "abort"), Reply((7, 7, 7))) as (client, (engine,)):
-        response = client.post("/v1/responses", json=ASK | {"max_output_tokens": 99}).json()
-    assert response["incomplete_details"] is None
-    assert response["output"][0]["generation_token_ids"] == list(over)
-    assert len(engine.requests) == 1
-
-
-def test_engine_that_only_aborts_is_a_status(monkeypatch: pytest.MonkeyPatch):
-    with served(monkeypatch, *[Reply((), "abort")] * 9) as (client, _):
-        assert client.post("/v1/responses", json=ASK).status_code == 503
 
 
 def test_engine_with_a_smaller_context_is_asked_for_less(monkeypatch: pytest.MonkeyPatch):
@@ -160,14 +142,6 @@ def test_overload_answers_how_long_to_wait(monkeypatch: pytest.MonkeyPatch, aske
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, seconds)
 
 
-def test_full_context_can_be_an_error_in_the_words_that_harnesses_know(monkeypatch: pytest.MonkeyPatch):
-    full = LimitReached(Limit.TOKENS)
-    with served(monkeypatch, full, propagate_context_overflow_errors=True) as (client, _):
-        answer = client.post("/v1/responses", json=ASK)
-    assert answer.status_code == 400
-    assert "maximum context length" in answer.json()["detail"]
-
-
 def test_history_that_was_changed_is_counted_and_said(monkeypatch: pytest.MonkeyPatch):
     with served(monkeypatch, said(CALL), said("4")) as (client, _):
         (item,) = client.post("/v1/responses", json=ASK).json()["output"]
@@ -178,12 +152,6 @@ def test_history_that_was_changed_is_counted_and_said(monkeypatch: pytest.Monkey
     assert answer["output"][0]["generation_token_ids"]
 
 
-def test_policy_version_of_an_answer_is_returned(monkeypatch: pytest.MonkeyPatch):
-    with served(monkeypatch, said("4")) as (client, (engine,)):
-        engine.version = 3
-        assert client.post("/v1/responses", json=ASK).json()["metadata"]["prorl_policy_version"] == "3"
-
-
 def test_rollout_in_the_address_is_the_session(monkeypatch: pytest.MonkeyPatch):
     with served(monkeypatch, said("4"), said("4")) as (client, (engine,)):
         for _ in range(2):
@@ -192,7 +160,10 @@ def test_rollout_in_the_address_is_the_session(monkeypatch: pytest.MonkeyPatch):
     assert [request.session_id for request in engine.requests] == ["r7", "r7"]
 
 
-def test_usage_is_counted(monkeypatch: pytest.MonkeyPatch):
+def test_an_answer_has_its_usage_and_policy_version(monkeypatch: pytest.MonkeyPatch):
     with served(monkeypatch, said("4")) as (client, (engine,)):
-        usage = client.post("/v1/responses", json=ASK).json()["usage"]
+        engine.version = 3
+        answer = client.post("/v1/responses", json=ASK).json()
+    usage = answer["usage"]
     assert (usage["input_tokens"], usage["output_tokens"]) == (len(engine.requests[0].prompt_ids), 2)
+    assert answer["metadata"]["prorl_policy_version"] == "3"

@@ -1,6 +1,7 @@
 """Agents of several kinds over real sockets: exact tokens for all of them, and an answer whatever the engines do."""
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 pytestmark = pytest.mark.gym
 
 import aiohttp  # noqa: E402
+from fake_nemo_rl import FakeNemoRl  # noqa: E402
+from fake_openai import FakeOpenAI  # noqa: E402
 from model_over_http import (  # noqa: E402
     ANSWER,
     OPENING,
+    TOOL,
     chat_agent,
     forgetful_agent,
     listening,
@@ -20,6 +24,7 @@ from model_over_http import (  # noqa: E402
     simple_agent,
     trained_on,
 )
+from served_model import CALL, CODEC, said, without_tokens  # noqa: E402
 
 from prorl_gym.inference.balance.engine_pool import EnginePool  # noqa: E402
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult  # noqa: E402
@@ -40,17 +45,6 @@ async def test_rollout_is_what_nemo_rl_accepts(agent: Any):
         assert rollout.text == ANSWER
         assert trained_on(rollout) > 30
         assert 'prorl_model_prompts_total{origin="extended"} 2.0' in await page(base)
-
-
-@pytest.mark.slow
-async def test_two_hundred_agents_at_once():
-    agents = [simple_agent, forgetful_agent, chat_agent, simple_agent] * 50
-    async with oracles(2) as engines, listening(engines.urls) as base:
-        rollouts = await asyncio.gather(*(agent(base) for agent in agents))
-        shown = await page(base)
-    assert all(rollout.text == ANSWER and trained_on(rollout) for rollout in rollouts)
-    assert 'prorl_model_prompts_total{origin="extended"} 400.0' in shown
-    assert 'prorl_model_calls_total{route="responses",status="200"} 450.0' in shown
 
 
 async def test_engine_that_is_killed_in_the_middle_costs_nothing():
@@ -99,3 +93,57 @@ async def test_caller_that_goes_away_takes_its_call_with_it(monkeypatch: pytest.
             await begun.wait()
             call.cancel()
             await ended.wait()
+
+
+# --- servers that take messages: NeMo-RL's own, and any that speaks OpenAI's API
+
+
+def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]], add_generation_prompt: bool) -> list[int]:
+    """Render as NeMo-RL's server does, arguments of calls as JSON objects."""
+    shown = []
+    for message in messages:
+        kept = {key: value for key, value in message.items() if key in ("role", "content")}
+        if calls := [call["function"] for call in message.get("tool_calls", ())]:
+            read = [{"name": call["name"], "arguments": json.loads(call["arguments"])} for call in calls]
+            kept["tool_calls"] = [{"type": "function", "function": call} for call in read]
+        shown.append(kept)
+    text = CODEC.tokenizer.render(shown, tools, {}, add_generation_prompt=add_generation_prompt)
+    return CODEC.tokenizer.encode_trusted(text)
+
+
+async def two_turns(base: str, keep: Any) -> list[dict[str, Any]]:
+    """Make two calls; return what each said."""
+    turns: list[dict[str, Any]] = []
+    items = list(OPENING)
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client:
+        for _ in range(2):
+            body = {"input": items, "tools": [TOOL], "temperature": 1.0, "top_p": 1.0}
+            async with client.post(f"{base}/v1/responses", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                (item,) = (await answer.json())["output"]
+            turns.append(item)
+            items += [keep(item), {"type": "function_call_output", "call_id": item["call_id"], "output": "25"}]
+        async with client.get(f"{base}/metrics") as answer:
+            assert 'prorl_model_prompts_total{origin="extended"} 1.0' in await answer.text()
+    return turns
+
+
+@pytest.mark.parametrize("keep", [dict, without_tokens], ids=["as they came", "as text"])
+async def test_nemo_rl_s_server_is_sent_the_exact_ids_of_the_last_turn(keep: Any):
+    async with FakeNemoRl(render=render, eos=CODEC.terminator_id, ids=list(said(CALL).token_ids)) as nemo:
+        async with listening([nemo.url], model="m", inference={"engine": "chat_prefix"}) as base:
+            first, second = await two_turns(base, keep)
+    seen = first["prompt_token_ids"] + first["generation_token_ids"]
+    assert seen == second["prompt_token_ids"][: len(seen)]
+    message = next(message for message in nemo.bodies[1]["messages"] if message["role"] == "assistant")
+    assert message["prompt_token_ids"] + message["generation_token_ids"] == seen
+
+
+async def test_text_of_an_openai_server_carries_no_tokens():
+    function = {"name": "python", "arguments": '{"code": "2+2"}'}
+    async with FakeOpenAI(ids=[], tool_calls=[{"id": "c1", "type": "function", "function": function}]) as server:
+        async with listening([server.url], model="m", inference={"engine": "openai"}) as base:
+            first, second = await two_turns(base, dict)
+    assert (first["name"], first["call_id"]) == ("python", "c1")
+    assert "generation_token_ids" not in {k for item in (first, second) for k, v in item.items() if v is not None}
+    assert [message["role"] for message in server.bodies[1]["messages"]] == ["system", "user", "assistant", "tool"]

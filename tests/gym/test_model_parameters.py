@@ -1,4 +1,4 @@
-"""Each parameter of a call is honoured, or refused by name."""
+"""Each parameter of a call is honoured, or refused by name; whatever an agent sends is answered, and finally."""
 
 import json
 from typing import Any
@@ -68,15 +68,11 @@ def test_what_asks_for_nothing_passes(monkeypatch: pytest.MonkeyPatch, route: st
 
 
 def test_operator_can_have_a_parameter_dropped(monkeypatch: pytest.MonkeyPatch):
-    with served(monkeypatch, said("4"), ignore_parameters=["reasoning.effort"]) as (client, _):
+    """Also one that Gym does not know: OpenRouter's clients send ``usage``, among them one of mini-swe-agent's."""
+    with served(monkeypatch, said("4"), said("4"), ignore_parameters=["reasoning.effort", "usage"]) as (client, _):
         assert client.post("/v1/responses", json=ASK | {"reasoning": {"effort": "low"}}).status_code == 200
-
-
-def test_a_parameter_that_gym_does_not_know_can_be_dropped_too(monkeypatch: pytest.MonkeyPatch):
-    """As OpenRouter's clients send it, among them one of mini-swe-agent's."""
-    with served(monkeypatch, said("4"), ignore_parameters=["usage"]) as (client, _):
         answer = client.post("/v1/chat/completions", json=CHAT | {"usage": {"include": True}})
-    assert answer.status_code == 200, answer.text
+        assert answer.status_code == 200, answer.text
 
 
 def test_sampling_can_be_pinned(monkeypatch: pytest.MonkeyPatch):
@@ -85,12 +81,6 @@ def test_sampling_can_be_pinned(monkeypatch: pytest.MonkeyPatch):
         client.post("/v1/responses", json=ASK | {"max_output_tokens": 100})
     request = engine.requests[0]
     assert (request.temperature, request.top_p, request.top_k, request.max_tokens) == (1.0, 1.0, 5, 9)
-
-
-def test_seed_is_passed(monkeypatch: pytest.MonkeyPatch):
-    with served(monkeypatch, said("4")) as (client, (engine,)):
-        client.post("/v1/chat/completions", json=CHAT | {"seed": 7})
-    assert engine.requests[0].seed == 7
 
 
 def test_one_call_at_a_time_and_the_conversation_goes_on_exactly(monkeypatch: pytest.MonkeyPatch):
@@ -124,47 +114,34 @@ def test_stream_is_made_of_the_whole_answer(monkeypatch: pytest.MonkeyPatch, rou
 
 
 def test_thoughts_are_an_item_of_their_own(monkeypatch: pytest.MonkeyPatch):
-    with served(monkeypatch, said("<think>\nHm.\n</think>\n\nFour."), uses_reasoning_parser=True) as (client, _):
-        response = client.post("/v1/responses", json=ASK).json()
+    replies = (said("<think>\nHm.\n</think>\n\nFour."), said("<think>\nHm", closed=False))
+    with served(monkeypatch, *replies, uses_reasoning_parser=True) as (client, _):
+        response, cut = (client.post("/v1/responses", json=ASK).json() for _ in replies)
     thought, message = response["output"]
     assert (thought["summary"][0]["text"], message["content"][0]["text"]) == ("Hm.", "Four.")
     assert "generation_token_ids" not in thought
     assert message["generation_token_ids"]
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    (thought,) = cut["output"]
+    assert (thought["type"], cut["incomplete_details"]["reason"]) == ("reasoning", "max_output_tokens")
+    assert thought["generation_token_ids"] == list(replies[1].token_ids)
 
 
-def test_turn_that_is_all_thought_carries_its_tokens_and_goes_on(monkeypatch: pytest.MonkeyPatch):
-    with served(monkeypatch, said("<think>\nHm", closed=False), said("4"), uses_reasoning_parser=True) as (client, es):
-        response = client.post("/v1/responses", json=ASK).json()
-        (thought,) = response["output"]
-        again = [QUESTION, thought, {"role": "user", "content": "Go on."}]
-        client.post("/v1/responses", json=ASK | {"input": again})
-    assert (thought["type"], response["incomplete_details"]["reason"]) == ("reasoning", "max_output_tokens")
-    seen = (*thought["prompt_token_ids"], *thought["generation_token_ids"])
-    assert es[0].requests[1].prompt_ids[: len(seen)] == seen
-
-
-def test_without_token_information_there_is_none_and_the_conversation_is_still_exact(monkeypatch: pytest.MonkeyPatch):
-    with served(monkeypatch, said(CALL), said("4"), return_token_id_information=False) as (client, (engine,)):
+def test_token_information_can_be_left_out(monkeypatch: pytest.MonkeyPatch):
+    """The conversation goes on exactly all the same: see ``test_items_go_back``, without tokens."""
+    with served(monkeypatch, said(CALL), return_token_id_information=False) as (client, _):
         (item,) = client.post("/v1/responses", json=ASK).json()["output"]
-        client.post("/v1/responses", json=ASK | {"input": [QUESTION, item, result_of(item)]})
     assert "generation_token_ids" not in item
-    first, second = engine.requests
-    seen = (*first.prompt_ids, *said(CALL).token_ids)
-    assert second.prompt_ids[: len(seen)] == seen
 
 
 @pytest.mark.parametrize("body", [{"input": [QUESTION]}, {"messages": [QUESTION]}])
 def test_tokenize_returns_the_ids_of_the_next_call(monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]):
     with served(monkeypatch, said("4")) as (client, (engine,)):
         tokenized = client.post("/tokenize", json=body | {"model": "m", "max_output_tokens": 5}).json()
+        assert CODEC.decode(client.post("/tokenize", json={"prompt": "a b"}).json()["tokens"]) == "a b"
         client.post("/v1/responses", json=ASK)
     assert tokenized["tokens"] == list(engine.requests[0].prompt_ids)
     assert tokenized["count"] == len(tokenized["tokens"])
-
-
-def test_tokenize_of_a_text(silent: Any):
-    assert CODEC.decode(silent.post("/tokenize", json={"prompt": "a b"}).json()["tokens"]) == "a b"
 
 
 @pytest.mark.parametrize("body", [{"messages": "x"}, {"input": [5]}, {}, {"input": []}])
@@ -172,8 +149,48 @@ def test_tokenize_of_what_is_no_conversation_is_refused(silent: Any, body: dict[
     assert silent.post("/tokenize", json=body).status_code in (400, 422)
 
 
-@pytest.mark.parametrize("text", ["\\ud800", "<|im_end|>", "\\u0000"])
-def test_strange_text_is_answered(monkeypatch: pytest.MonkeyPatch, text: str):
-    body = json.dumps(ASK).replace("2+2?", text)
-    with served(monkeypatch, said("4")) as (client, _):
-        assert client.post("/v1/responses", content=body.encode()).status_code in (200, 400, 422)
+# --- hostile bodies
+
+CALLED = {"type": "function_call", "call_id": "c", "name": "python"}
+RESULT = {"type": "function_call_output", "call_id": "c", "output": "4"}
+
+
+def posted(monkeypatch, route, body):
+    with served(monkeypatch, said("4"), said("4")) as (client, _):
+        payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return client.post(f"/v1/{route}", content=payload, headers={"Content-Type": "application/json"})
+
+
+@pytest.mark.parametrize("depth", [2000, 9000, 20_000, 50_000])
+def test_arguments_of_any_depth(monkeypatch, depth):
+    deep = '{"a":' * depth + "1" + "}" * depth
+    history = [*ASK["input"], {**CALLED, "arguments": deep}, RESULT]
+    assert posted(monkeypatch, "responses", ASK | {"input": history}).status_code == 200
+
+
+@pytest.mark.parametrize("where", ["content", "output", "description"])
+def test_half_a_character(monkeypatch, where):
+    texts = dict.fromkeys(("content", "output", "description"), "fine") | {where: "HALF"}
+    body = {
+        "input": [
+            {"role": "user", "content": texts["content"]},
+            {**CALLED, "arguments": "{}"},
+            {**RESULT, "output": texts["output"]},
+        ],
+        "tools": [
+            {"type": "function", "name": "f", "description": texts["description"], "parameters": {}, "strict": False}
+        ],
+    }
+    payload = json.dumps(body).replace("HALF", "\\ud800").encode()
+    assert posted(monkeypatch, "responses", payload).status_code == (400 if where == "description" else 200)
+
+
+NOTHING = [("temperature", "NaN"), ("temperature", "-1"), ("temperature", "1e999")]
+NOTHING += [("top_p", "NaN"), ("top_p", "0"), ("top_p", "1.5"), ("max_output_tokens", "0"), ("max_output_tokens", "-1")]
+
+
+@pytest.mark.parametrize(("key", "value"), NOTHING)
+def test_numbers_with_which_nothing_can_be_sampled_are_the_callers_doing(monkeypatch, key, value):
+    answer = posted(monkeypatch, "responses", f'{{"input": "q", "{key}": {value}}}'.encode())
+    assert answer.status_code == 400
+    assert "nothing can be sampled" in answer.text

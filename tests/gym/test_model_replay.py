@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.gym
 
 from fastapi.testclient import TestClient  # noqa: E402
-from served_model import CALL, QUESTION, figure, result_of, said, served  # noqa: E402
+from served_model import CALL, QUESTION, figure, result_of, said, served, without_tokens  # noqa: E402
 
 CALC = {"name": "python", "description": "Run.", "parameters": {"type": "object"}}
 CHAT = {"messages": [QUESTION], "tools": [{"type": "function", "function": CALC}]}
@@ -48,11 +48,6 @@ def without_ids_and_null(item: dict[str, Any]) -> dict[str, Any]:
     if item["type"] == "message":
         kept["content"] = [{"type": part["type"], "text": part["text"]} for part in item["content"]]
     return kept
-
-
-def without_tokens(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message without its token fields; the null field beside them stays."""
-    return {key: value for key, value in message.items() if not key.endswith(("_token_ids", "_log_probs"))}
 
 
 def results(message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -107,22 +102,14 @@ STREAM = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streame
 
 
 @APART
+@STREAM
 @pytest.mark.parametrize("keep", [as_it_came, with_fields_of_a_client, without_tokens])
-def test_a_chat_answer_goes_back(monkeypatch: pytest.MonkeyPatch, keep: Keep, apart: bool):
+def test_a_chat_answer_goes_back(monkeypatch: pytest.MonkeyPatch, stream: bool, keep: Keep, apart: bool):
     def talk(client: TestClient) -> None:
-        message = posted(client, "chat/completions", CHAT).json()["choices"][0]["message"]
+        answer = posted(client, "chat/completions", CHAT | {"stream": stream})
+        message = streamed_message(answer.text) if stream else answer.json()["choices"][0]["message"]
         messages = [QUESTION, keep(message), *results(message), MORE]
-        posted(client, "chat/completions", CHAT | {"messages": messages})
-
-    assert not_extended(monkeypatch, talk, apart=apart) == []
-
-
-@APART
-def test_a_streamed_chat_answer_goes_back(monkeypatch: pytest.MonkeyPatch, apart: bool):
-    def talk(client: TestClient) -> None:
-        message = streamed_message(posted(client, "chat/completions", CHAT | {"stream": True}).text)
-        messages = [QUESTION, message, *results(message), MORE]
-        posted(client, "chat/completions", CHAT | {"messages": messages, "stream": True})
+        posted(client, "chat/completions", CHAT | {"messages": messages, "stream": stream})
 
     assert not_extended(monkeypatch, talk, apart=apart) == []
 
@@ -155,28 +142,26 @@ def test_an_anthropic_answer_goes_back(monkeypatch: pytest.MonkeyPatch, apart: b
     assert not_extended(monkeypatch, talk, apart=apart) == []
 
 
-@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
-def test_fields_that_say_nothing_to_the_model_are_ignored(monkeypatch: pytest.MonkeyPatch, role: str):
-    asked = {
-        "role": "assistant",
-        "content": "x",
-        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "python", "arguments": "{}"}}],
-    }
-    message = {"role": role, "content": "x", "name": "n", "id": "m", "refusal": None, "tool_calls": None, "x": [1]}
-    if role == "tool":
-        message["tool_call_id"] = "c"
-    with served(monkeypatch, said("4"), said("4")) as (client, (engine,)):
-        for extra in (message, {key: message[key] for key in ("role", "content", "tool_call_id") if key in message}):
-            posted(client, "chat/completions", CHAT | {"messages": [QUESTION, asked, extra, MORE]})
-    first, second = engine.requests
-    assert first.prompt_ids == second.prompt_ids
+ASKED = {
+    "role": "assistant",
+    "content": "x",
+    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "python", "arguments": "{}"}}],
+}
+SILENT = {"name": "n", "id": "m", "refusal": None, "tool_calls": None, "x": [1]}
+"""Fields that say nothing to the model."""
+SPOKEN = [{"role": role, "content": "x"} for role in ("system", "developer", "user", "assistant")]
+SPOKEN.append({"role": "tool", "content": "x", "tool_call_id": "c"})
+SAME_MESSAGES = [
+    *((message | SILENT, message) for message in SPOKEN),
+    ({"role": "assistant", "content": None, "refusal": "No."}, {"role": "assistant", "content": "No."}),
+]
 
 
-def test_a_refusal_is_text(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("messages", SAME_MESSAGES)
+def test_messages_that_say_the_same_give_the_same_prompt(monkeypatch: pytest.MonkeyPatch, messages: Any):
     with served(monkeypatch, said("4"), said("4")) as (client, (engine,)):
-        for message in ({"content": None, "refusal": "No."}, {"content": "No."}):
-            messages = [QUESTION, {"role": "assistant", **message}, MORE]
-            posted(client, "chat/completions", CHAT | {"messages": messages})
+        for message in messages:
+            posted(client, "chat/completions", CHAT | {"messages": [QUESTION, ASKED, message, MORE]})
     first, second = engine.requests
     assert first.prompt_ids == second.prompt_ids
 

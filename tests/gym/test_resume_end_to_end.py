@@ -1,13 +1,11 @@
 """``gym eval run --resume`` after a kill at half, with everything as a user starts it. Slow: it starts Gym and Ray."""
 
-import json
 import sqlite3
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from foreign_run import read_lines, run_python
 
 from prorl_gym.cli.installation import gym_root
 from prorl_gym.trainers.nemo_rl import check_result
@@ -16,14 +14,13 @@ pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.timeout(400)]
 
 REPEATS, AT_ONCE = 8, 4
 
-# In a process of its own: ending what was started needs to adopt orphans, which a test process must not.
 RUN = """
     import asyncio, os, signal, sys
     from pathlib import Path
 
     import yaml
 
-    from prorl_gym.cli.demo.process_supervisor import ProcessSupervisor, descendants
+    from prorl_gym.cli.demo.stack import ProcessSupervisor, descendants
     from prorl_gym.cli.demo.stack import PolicyEndpoint, DemoFolders, DemoStack
     from prorl_gym.sandbox.syscalls import set_child_subreaper
 
@@ -95,19 +92,9 @@ def test_no_row_is_lost_or_answered_twice_or_made_again(tmp_path: Path, short_di
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(line + "\n" for line in source.read_text().splitlines() if line.strip()))
     expected = len(rows.read_text().splitlines()) * REPEATS
-    arguments = [victim, tmp_path, short_directory, rows, REPEATS, AT_ONCE]
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(RUN), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=350,
-        check=False,
-    )
-    print(done.stdout)
-    assert done.returncode == 0, done.stderr
-    assert "resumed" in done.stdout
-    assert "left 0" in done.stdout
-    results = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    arguments = (victim, tmp_path, short_directory, rows, REPEATS, AT_ONCE)
+    assert run_python("-c", textwrap.dedent(RUN), *arguments).endswith("resumed\nleft 0\n")
+    results = read_lines(tmp_path / "results.jsonl")
     for result in results:
         check_result(result)
     assert len({(result["_ng_task_index"], result["_ng_rollout_index"]) for result in results}) == expected
@@ -115,5 +102,5 @@ def test_no_row_is_lost_or_answered_twice_or_made_again(tmp_path: Path, short_di
     with sqlite3.connect(tmp_path / "ledger.sqlite") as ledger:
         (made,) = ledger.execute("SELECT count(*) FROM rollouts").fetchone()
     print(made, "made for", expected, "rows")
-    # What was between the client's sockets and its file when the client died: nothing can tell (row_dedup.py).
+    # What was between the client's sockets and its file when the client died: nothing can tell (RowDeduplicator).
     assert expected <= made <= expected + AT_ONCE

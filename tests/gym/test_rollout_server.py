@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient  # noqa: E402
 from nemo_gym.base_resources_server import ResourcesSeedSessionRequest  # noqa: E402
 from nemo_gym.testing.session_conformance import check_resources_session_contract  # noqa: E402
 
-import prorl_gym.gym_root.resources_servers.prorl_rollout.embedded_service as hosted  # noqa: E402
+import prorl_gym.gym_root.resources_servers.prorl_rollout.app as hosted  # noqa: E402
 from prorl_gym.agents.tools import PythonTool  # noqa: E402
 from prorl_gym.api.build import LoadedService  # noqa: E402
 from prorl_gym.api.config import ServiceConfig  # noqa: E402
@@ -24,7 +24,6 @@ from prorl_gym.gym_root.resources_servers.prorl_rollout.app import (  # noqa: E4
     ProrlRolloutConfig,
     ProrlRolloutServer,
 )
-from prorl_gym.sandbox.service.local_backend import LocalBackend  # noqa: E402
 
 ROWS = Path(__file__).parents[2] / "environments/prorl_math/data/example.jsonl"
 ROW: dict[str, Any] = {
@@ -32,6 +31,9 @@ ROW: dict[str, Any] = {
     "environment": "math",
     "task": {"id": "t", "question": "What is 6*7?", "answer": "42"},
 }
+
+
+LOCAL = {"sandbox": {"backend": "local", "allow_unsafe_local": True}}
 
 
 def answered(text: str) -> dict[str, Any]:
@@ -81,8 +83,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
         return await real(config.model_copy(update={"inference": short}))
 
     monkeypatch.setattr(hosted, "build_service", with_short_waits)
-    unsafe = {"sandbox": {"backend": "local", "allow_unsafe_local": True}}
-    with TestClient(server(**unsafe).setup_webserver()) as client:
+    with TestClient(server(**LOCAL).setup_webserver()) as client:
         yield client
 
 
@@ -126,47 +127,60 @@ def test_tools_share_state_and_finish_is_graded(client: TestClient):
     assert verdict["task"] == ROW["task"]
 
 
-def test_last_message_is_graded_when_finish_was_not_called(client: TestClient):
-    post(client, "/seed_session", ROW)
-    assert post(client, "/verify", ROW | {"response": answered("It is \\boxed{41}.")})["reward"] == 0.0
-
-
 @pytest.mark.parametrize("seeded", [True, False])
-def test_thoughts_are_no_answer(client: TestClient, seeded: bool):
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("It is \\boxed{42}.", 1.0),
+        ("It is \\boxed{41}.", 0.0),
+        ("<think>Perhaps \\boxed{42}.</think>I do not know.", 0.0),
+    ],
+)
+def test_last_message_without_thoughts_is_graded(client: TestClient, text: str, reward: float, seeded: bool):
     if seeded:
         post(client, "/seed_session", ROW)
-    text = "<think>Perhaps \\boxed{42}.</think>I do not know."
-    assert post(client, "/verify", ROW | {"response": answered(text)})["reward"] == 0.0
+    assert post(client, "/verify", ROW | {"response": answered(text)})["reward"] == reward
 
 
-def test_verify_without_a_session_grades_the_row(client: TestClient):
-    assert post(client, "/verify", ROW | {"response": answered("It is \\boxed{42}.")})["reward"] == 1.0
-
-
-def test_tool_of_another_environment_is_explained_to_the_model(client: TestClient):
+def test_tool_that_cannot_be_called_is_explained_to_the_model(client: TestClient):
+    assert "never seeded" in post(client, "/python", {"code": "1"}, status=409)
     post(client, "/seed_session", ROW)
     assert "There is no tool 'bash' here" in post(client, "/bash", {"command": "ls"}, status=404)
 
 
-def test_tool_without_a_session_is_explained(client: TestClient):
-    assert "never seeded" in post(client, "/python", {"code": "1"}, status=409)
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"task": {"question": "?"}}, "answer"),
+        ({"prorl": {"settings": {"run_seconds": -1}}}, "settings"),
+        ({"prorl": {"setings": {}}}, "setings"),
+    ],
+)
+def test_bad_row_is_refused_naming_the_key(client: TestClient, change: dict[str, Any], key: str):
+    assert key in str(post(client, "/seed_session", ROW | change, status=422))
 
 
-def test_bad_row_is_refused_naming_the_key(client: TestClient):
-    row = ROW | {"task": {"question": "?"}}
-    assert "answer" in str(post(client, "/seed_session", row, status=422))
+@pytest.mark.parametrize(
+    ("kind", "reward", "word"),
+    [
+        (FailureKind.SANDBOX_LOST, 0.0, "session_lost"),
+        (FailureKind.SANDBOX_BROKEN_BY_AGENT, 1.0, "prorl:sandbox_broken_by_agent"),
+    ],
+)
+def test_grade_after_a_failed_tool_is_masked_unless_the_model_broke_it(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, kind: FailureKind, reward: float, word: str
+):
+    async def fails(self: PythonTool, arguments: Any) -> Any:
+        raise SandboxError(kind, "the sandbox is gone.")
 
-
-def test_grade_after_a_lost_sandbox_is_masked(client: TestClient, monkeypatch: pytest.MonkeyPatch):
-    async def lost(self: LocalBackend, spec: Any) -> Any:
-        raise SandboxError(FailureKind.SANDBOX_LOST, "the sandbox is gone.")
-
-    monkeypatch.setattr(LocalBackend, "start_sandbox", lost)
+    monkeypatch.setattr(PythonTool, "__call__", fails)
     post(client, "/seed_session", ROW)
     post(client, "/python", {"code": "1"}, status=503)
-    verdict = post(client, "/verify", ROW | {"response": answered("\\boxed{42}")})
-    assert (verdict["reward"], verdict["mask_sample"], verdict["failure_kind"]) == (0.0, True, "session_lost")
-    assert verdict["instance_config"] == {"mask_sample": True}
+    row = ROW | {"instance_config": {"level": 3}, "response": answered("\\boxed{42}")}
+    verdict = post(client, "/verify", row)
+    is_masked = reward == 0.0
+    assert (verdict["reward"], verdict["mask_sample"], verdict["failure_kind"]) == (reward, is_masked, word)
+    assert verdict["instance_config"] == {"level": 3, "mask_sample": is_masked}
 
 
 def test_session_contract_of_gym(client: TestClient):
@@ -179,37 +193,17 @@ def test_session_contract_of_gym(client: TestClient):
     check_resources_session_contract(client.app, seed, keeps_state=True)
 
 
-def test_unknown_service_key_names_the_nearest():
-    with pytest.raises(ConfigError, match="Did you mean 'attempts'"):
-        server(retry={"atempts": 2})
-
-
-def test_a_service_inside_gym_has_no_nodes():
-    """It has no route by which one could join: its rollouts would wait without end."""
-    with pytest.raises(ConfigError, match="service_url"):
-        server(nodes={})
+@pytest.mark.parametrize(
+    ("service", "named"), [({"retry": {"atempts": 2}}, "Did you mean 'attempts'"), ({"nodes": {}}, "service_url")]
+)
+def test_keys_that_the_service_cannot_have_are_refused(service: dict[str, Any], named: str):
+    """Nodes among them: no route lets one join a service inside Gym, and its rollouts would wait without end."""
+    with pytest.raises(ConfigError, match=named):
+        server(**service)
 
 
 def test_ledger_of_a_gym_run_is_removed_with_it(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    made = server(sandbox={"backend": "local", "allow_unsafe_local": True})
-    with TestClient(made.setup_webserver()):
+    with TestClient(server(**LOCAL).setup_webserver()):
         (ledger,) = tmp_path.glob("prorl-gym-*/ledger.sqlite")
     assert not ledger.parent.exists()
-
-
-def test_sandbox_that_the_model_broke_is_graded(client: TestClient, monkeypatch: pytest.MonkeyPatch):
-    async def broken(self: PythonTool, arguments: Any) -> Any:
-        raise SandboxError(FailureKind.SANDBOX_BROKEN_BY_AGENT, "the session cannot be restarted.")
-
-    monkeypatch.setattr(PythonTool, "__call__", broken)
-    post(client, "/seed_session", ROW)
-    post(client, "/python", {"code": "1"}, status=503)
-    verdict = post(client, "/verify", ROW | {"response": answered("\\boxed{42}")})
-    assert (verdict["reward"], verdict["mask_sample"]) == (1.0, False)
-    assert verdict["failure_kind"] == "prorl:sandbox_broken_by_agent"
-
-
-def test_instance_config_of_the_row_is_kept(client: TestClient):
-    row = ROW | {"instance_config": {"level": 3}, "response": answered("\\boxed{42}")}
-    assert post(client, "/verify", row)["instance_config"] == {"level": 3, "mask_sample": False}

@@ -1,5 +1,6 @@
 """From a posted row to its Gym result."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -8,12 +9,15 @@ import gym_needed  # noqa: F401 - orjson comes with it
 import pytest
 from rollout_samples import MESSAGES, ROW, cancelled, failed, rollout, truncated
 from row_service import FakeConnection
+from virtual_time import virtually
 
 from prorl_gym.client import UnacknowledgedRollout
 from prorl_gym.errors import FailureKind
 from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.row_handler import (
     AgentProfile,
     GroupRewards,
+    RowClaim,
+    RowDeduplicator,
     RowHandler,
 )
 from prorl_gym.records import Message, Outcome, Rollout, Score
@@ -39,11 +43,14 @@ async def ask(record: Rollout, *rows: dict[str, Any], **profile: Any) -> tuple[l
     return answers, service
 
 
-async def test_row_becomes_one_rollout_and_its_result_passes_the_trainer():
-    [(status, result)], rollouts = await ask(rollout())
-    assert status == 200
-    check_result(result)
-    assert [request.task for request in rollouts.submitted] == [ROW["task"]]
+async def test_each_row_becomes_a_rollout_and_its_result_passes_the_trainer():
+    """Also an equal row, once the first was answered."""
+    answers, rollouts = await ask(rollout(), ROW, ROW)
+    for status, result in answers:
+        assert status == 200
+        check_result(result)
+    assert [request.task for request in rollouts.submitted] == [ROW["task"]] * 2
+    assert len({request.rollout_id for request in rollouts.submitted}) == 2
 
 
 async def test_response_is_what_gym_itself_accepts():
@@ -53,11 +60,6 @@ async def test_response_is_what_gym_itself_accepts():
     [(_, result)], _ = await ask(rollout(messages=malformed))
     first = NeMoGymResponse.model_validate(result["response"]).output[0].model_dump()
     assert first["generation_token_ids"] == [100, 9]
-
-
-async def test_failed_rollout_is_masked_not_an_error():
-    [(status, result)], _ = await ask(failed(FailureKind.SANDBOX_LOST))
-    assert (status, result["mask_sample"], result["failure_kind"]) == (200, True, "session_lost")
 
 
 async def in_group(records: Sequence[Rollout], **profile: Any) -> list[dict[str, Any]]:
@@ -73,7 +75,7 @@ async def in_group(records: Sequence[Rollout], **profile: Any) -> list[dict[str,
 
 async def test_masked_row_does_not_move_the_baseline_of_its_group():
     solved, wrong = rollout(), rollout(score=Score(reward=0.0))
-    answers = await in_group([solved, wrong, solved, failed(FailureKind.SANDBOX_LOST), failed()])
+    answers = await in_group([solved, wrong, solved, failed(FailureKind.SANDBOX_LOST), cancelled()])
     assert [answer["reward"] for answer in answers] == [1.0, 0.0, 1.0, pytest.approx(2 / 3), pytest.approx(2 / 3)]
     assert [answer["mask_sample"] for answer in answers] == [False, False, False, True, True]
     uniform = await in_group([solved, solved, solved, failed()])
@@ -106,9 +108,11 @@ async def test_masked_row_that_ends_before_its_group_does_not_wait_for_it():
     ],
 )
 async def test_on_failure_raise_answers_503_to_what_measures_nothing(record: Rollout, reason: str):
-    """The trainer for which it is there ignores masks: a row would enter its batch."""
+    """The trainer for which it is there ignores masks: a row would enter its batch. By default it is masked."""
     [(status, answer)], _ = await ask(record, on_failure="raise")
     assert (status, answer["detail"]) == (503, reason)
+    [(status, answer)], _ = await ask(record)
+    assert (status, answer["mask_sample"]) == (200, True)
 
 
 async def test_on_failure_raise_keeps_failures_of_the_model():
@@ -117,16 +121,13 @@ async def test_on_failure_raise_keeps_failures_of_the_model():
     assert (status, answer["reward"]) == (200, 0.25)
 
 
-async def test_rollout_that_never_had_a_prompt_gets_the_ids_of_the_row():
-    [(_, result)], _ = await ask(failed(segments=[], messages=[]))
-    check_result(result)
-    assert (first_prompt(result), result["prorl_placeholder"]) == ([7, 8], True)
-
-
-async def test_placeholders_of_a_group_agree():
+async def test_rollouts_that_never_had_a_prompt_get_the_ids_of_the_row():
     rows = [ROW | {"_ng_rollout_index": index} for index in range(3)]
     answers, _ = await ask(failed(segments=[], messages=[]), *rows)
     check_group([result for _, result in answers])
+    for _, result in answers:
+        check_result(result)
+        assert (first_prompt(result), result["prorl_placeholder"]) == ([7, 8], True)
 
 
 async def test_prompt_that_cannot_be_rendered_has_a_placeholder_all_the_same():
@@ -143,24 +144,10 @@ async def test_bad_row_is_a_masked_result_and_no_rollout(row: dict[str, Any]):
     assert (status, result["failure_kind"], rollouts.submitted) == (200, "prorl:bad_row", [])
 
 
-async def test_every_post_that_was_answered_is_a_rollout_of_its_own():
-    _, rollouts = await ask(rollout(), ROW, ROW)
-    assert len({request.rollout_id for request in rollouts.submitted}) == 2
-
-
 async def test_environment_of_the_instance_serves_rows_that_name_none():
     row = {key: value for key, value in ROW.items() if key != "environment"}
     _, rollouts = await ask(rollout(), row, environment="math")
     assert rollouts.submitted[0].environment == "math"
-
-
-async def test_rollout_of_an_earlier_process_whose_record_is_gone_is_made_again():
-    _, earlier = await ask(rollout())
-    lost = earlier.submitted[0].rollout_id
-    service = FakeConnection(rollout(), [UnacknowledgedRollout(rollout_id=lost, run_id="a", finished=True)])
-    answer = await handler_over(service).answer_row(dict(ROW))
-    assert (answer.status, len(service.submitted)) == (200, 1)
-    assert service.submitted[0].rollout_id != lost
 
 
 async def test_defect_is_answered_without_a_traceback(monkeypatch: pytest.MonkeyPatch):
@@ -169,3 +156,90 @@ async def test_defect_is_answered_without_a_traceback(monkeypatch: pytest.Monkey
     answer = await handler_over(service).answer_row(dict(ROW))
     assert answer.status == 500
     assert b"ZeroDivisionError" in answer.body and b"Traceback" not in answer.body
+
+
+# --- which rollout a row means, where test_service_connection.py does not see it
+
+
+class CallbackRecorder:
+    """Collects the ids of the callbacks."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+        self.expired: list[str] = []
+        self.happened = asyncio.Event()
+
+    def on_abandoned(self, rollout_id: str) -> None:
+        self.cancelled.append(rollout_id)
+        self.happened.set()
+
+    def on_expired(self, rollout_id: str) -> None:
+        self.expired.append(rollout_id)
+        self.happened.set()
+
+
+@pytest.fixture
+async def callbacks() -> CallbackRecorder:
+    return CallbackRecorder()
+
+
+@pytest.fixture
+async def claims(callbacks: CallbackRecorder):
+    made = RowDeduplicator("a", callbacks.on_abandoned, callbacks.on_expired)
+    yield made
+    made.close()
+
+
+async def test_orphans_of_a_row_are_met_once_each_oldest_first(claims: RowDeduplicator):
+    two = [claims.claim_rollout("k"), claims.claim_rollout("k")]
+    assert two[0].rollout_id != two[1].rollout_id, "an equal row while the first caller waits"
+    for claim in two:
+        claims.add_orphan(claim, 60.0)
+    assert [claims.claim_rollout("k") for _ in two] == two
+    assert claims.claim_rollout("k") not in two
+
+
+async def test_what_an_earlier_process_left_is_met_and_not_cancelled(
+    claims: RowDeduplicator, callbacks: CallbackRecorder
+):
+    earlier = RowDeduplicator("a", callbacks.on_abandoned, callbacks.on_expired)
+    other_agent = RowDeduplicator("b", callbacks.on_abandoned, callbacks.on_expired)
+    ids = [earlier.claim_rollout("k").rollout_id, earlier.claim_rollout("k").rollout_id]
+    listed = [*ids, other_agent.claim_rollout("k").rollout_id, "stranger", "one-with-three-dashes"]
+    found = [UnacknowledgedRollout(rollout_id=name, run_id="a", finished=False) for name in listed]
+    assert claims.restore_orphans(found) == 2
+    assert claims.claim_rollout("k").rollout_id == ids[0]
+    await asyncio.sleep(0)
+    assert not callbacks.cancelled
+
+
+@virtually
+async def test_orphan_that_is_claimed_or_has_its_record_is_not_cancelled(
+    claims: RowDeduplicator, callbacks: CallbackRecorder
+):
+    claimed, finished = claims.claim_rollout("claimed"), claims.claim_rollout("finished")
+    for claim in (claimed, finished):
+        claims.add_orphan(claim, 60.0)
+    claims.mark_finished(finished.rollout_id)
+    assert claims.claim_rollout("claimed") is claimed
+    await asyncio.sleep(61)
+    assert not callbacks.cancelled
+    assert claims.claim_rollout("finished") is finished
+
+
+async def test_record_that_is_never_requested_is_dropped(callbacks: CallbackRecorder):
+    claims = RowDeduplicator("a", callbacks.on_abandoned, callbacks.on_expired, orphan_ttl_seconds=0.0)
+    claims.add_orphan(RowClaim("k", "k-1", is_finished=True), 60.0)
+    await asyncio.wait_for(callbacks.happened.wait(), 5)
+    assert (callbacks.cancelled, callbacks.expired) == ([], ["k-1"])
+
+
+async def test_row_waits_for_the_caller_of_an_equal_one_to_leave_and_no_longer_than_given(claims: RowDeduplicator):
+    first = claims.claim_rollout("k")
+    await claims.wait_for_orphan("k", 0.01)
+    waiting = asyncio.ensure_future(claims.wait_for_orphan("k", 60.0))
+    claims.add_orphan(claims.claim_rollout("other"), 60.0)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    claims.add_orphan(first, 60.0)
+    await asyncio.wait_for(waiting, 5)

@@ -1,11 +1,9 @@
 """One of Gym's own sandboxed agents, mini-swe-agent 2, over our provider; a scripted model takes the policy's place."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import gym_needed  # noqa: F401
 import pytest
-from published_provider import published
 from responses_api_agents.mini_swe_agent_2.sandbox_environment import (
     MiniSWESandboxEnvironment,
     Submitted,  # pyright: ignore[reportAttributeAccessIssue] - it comes from mini-swe-agent, which a bare machine lacks
@@ -20,9 +18,9 @@ RESULT = "def f():\n    return 42\n"
 
 
 @pytest.fixture(params=["userns", pytest.param("apptainer", marks=pytest.mark.apptainer)])
-def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MiniSWESandboxEnvironment]:
+def environment(request: pytest.FixtureRequest, found_by_gym: None) -> Iterator[MiniSWESandboxEnvironment]:
     provider = {"prorl": {"backend": request.param}}  # the one line of a Gym configuration
-    with published(tmp_path), MiniSWESandboxEnvironment(image="host", provider=provider, env={"A": "b"}) as environment:
+    with MiniSWESandboxEnvironment(image="host", provider=provider, env={"A": "b"}) as environment:
         yield environment
 
 

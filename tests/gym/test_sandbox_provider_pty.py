@@ -2,33 +2,25 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import gym_needed  # noqa: F401
 import pytest
 import pytest_asyncio
 from nemo_gym.sandbox import AsyncSandbox, SandboxPtyError, SandboxPtySession, SandboxSpec
 from nemo_gym.sandbox.providers.base import SandboxPtySession as Protocol
-from published_provider import published
 
 APPTAINER = pytest.param("apptainer", marks=[pytest.mark.apptainer, pytest.mark.product])
 
-pytestmark = [pytest.mark.gym, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    *(pytest.mark.gym, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")),
+    pytest.mark.usefixtures("found_by_gym"),
+]
 
 SECONDS = 20.0
 
 
-@pytest.fixture(scope="module", autouse=True)
-def found_by_gym(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with published(tmp_path_factory.mktemp("published")):
-        yield
-
-
-@pytest_asyncio.fixture(
-    scope="module",
-    loop_scope="module",
-    params=["userns", APPTAINER],
-)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["userns", APPTAINER])
 async def sandbox(request: pytest.FixtureRequest, found_by_gym: None) -> AsyncIterator[AsyncSandbox]:
     async with AsyncSandbox({"prorl": {"backend": request.param}}, SandboxSpec()) as sandbox:
         yield await sandbox.start()
@@ -104,10 +96,9 @@ async def test_signal_reaches_a_command(sandbox: AsyncSandbox) -> None:
 
 async def test_reading_and_waiting_time_out(sandbox: AsyncSandbox) -> None:
     async with await sandbox.pty.create("sleep 1000") as session:
-        with pytest.raises(TimeoutError):
-            await session.read(timeout_s=0.05)
-        with pytest.raises(TimeoutError):
-            await session.wait_exit(timeout_s=0.05)
+        for waiting in (session.read(timeout_s=0.05), session.wait_exit(timeout_s=0.05)):
+            with pytest.raises(TimeoutError):
+                await waiting
         assert not session.closed
 
 
@@ -160,7 +151,7 @@ async def test_detached_command_returns_its_output(sandbox: AsyncSandbox) -> Non
         await sandbox.pty.exec("head -c 2000000 /dev/zero | tr '\\0' x", detach=True, timeout_s=SECONDS)
 
 
-async def test_lost_sandbox_is_an_error_of_its_sessions(found_by_gym: None) -> None:
+async def test_lost_sandbox_is_an_error_of_its_sessions() -> None:
     async with AsyncSandbox({"prorl": {"backend": "userns"}}, SandboxSpec()) as sandbox:
         session = await (await sandbox.start()).pty.create("sleep 1000")
         await sandbox._require_handle().raw.sandbox.close()  # noqa: SLF001

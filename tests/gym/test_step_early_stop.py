@@ -1,4 +1,4 @@
-"""Early stop of groups whose rows must all come back (see ``rounds.py``)."""
+"""Early stop of groups whose rows must all come back."""
 
 import asyncio
 from typing import Any
@@ -58,37 +58,23 @@ def record(request: RolloutRequest, reward: float | None) -> Rollout:
     return rollout(**changes)
 
 
-async def test_rows_are_held_until_their_group_has_ended():
-    one = Step()
-    one.add_rows(0)
-    await one.end(0, 0)
-    assert await one.answered() == {}
-    await one.end(0, 1)
-    assert await one.answered() == {"0.0": "own", "0.1": "own"}
-
-
 async def test_enough_informative_groups_stop_the_rest():
+    """Until then the rows of a group that has not ended are held."""
     one = Step()
     one.add_rows(0, 1)
     await one.end(1, 0, 1.0)
     await one.end(0, 0, 0.0)
+    assert await one.answered() == {}
     await one.end(0, 1, 1.0)
     assert one.cancelled == {"1.1"}
     assert await one.answered() == {"0.0": "own", "0.1": "own", "1.0": "stopped"}
 
 
-async def test_stream_groups_equal_rewards_stop_nothing():
+@pytest.mark.parametrize("first", [1.0, None], ids=["equal", "masked"])
+async def test_equal_or_masked_rewards_make_no_group_informative(first: float | None):
     one = Step()
     one.add_rows(0, 1)
-    await one.end(0, 0, 1.0)
-    await one.end(0, 1, 1.0)
-    assert not one.cancelled
-
-
-async def test_masked_rollouts_make_no_group_informative():
-    one = Step()
-    one.add_rows(0, 1)
-    await one.end(0, 0, None)
+    await one.end(0, 0, first)
     await one.end(0, 1, 1.0)
     assert not one.cancelled
 
@@ -132,19 +118,15 @@ async def test_next_round_begins_when_every_row_is_answered():
     assert one.cancelled == {"1.0", "1.1"}
 
 
-async def test_rows_posted_alone_are_answered_when_their_group_is_old():
+@pytest.mark.parametrize("posted", [1, 2], ids=["posted alone", "whose sibling's caller left"])
+async def test_row_of_an_incomplete_group_is_answered_when_that_is_old(posted: int):
     one = Step(age_seconds=0.01)
-    one.rounds.add_row(one.request(0, 0))
+    for replica in range(posted):
+        one.rounds.add_row(one.request(0, replica))
     await one.end(0, 0, 1.0)
     assert await one.answered() == {}
-    assert await asyncio.wait_for(one.verdicts["0.0"], 5) == "own"
-
-
-async def test_row_whose_caller_left_keeps_no_sibling_waiting():
-    one = Step(age_seconds=0.01)
-    one.add_rows(0)
-    await one.end(0, 0, 1.0)
-    one.rounds.remove_row(one.request(0, 1))
+    if posted == 2:
+        one.rounds.remove_row(one.request(0, 1))
     assert await asyncio.wait_for(one.verdicts["0.0"], 5) == "own"
 
 

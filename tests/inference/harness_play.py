@@ -89,10 +89,8 @@ class Play:
         return [segment.cause for segment in self.segments]
 
     def shows(self, segment):
-        """A segment as text."""
         return self.codec.decode(segment.token_ids)
 
 
 def shown(turn):
-    """A turn as it is sent back."""
     return turn.parsed.as_message()

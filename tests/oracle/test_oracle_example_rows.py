@@ -5,8 +5,8 @@ import json
 import pytest
 from oracle_play import TOKENIZERS, loaded, playing, session
 
-from prorl_gym.environments.playback import fill_step
-from prorl_gym.oracle.row_index import example_files, load_rows
+from prorl_gym.environments.playback import fill_step, gold_steps, wrong_steps
+from prorl_gym.oracle.oracle_policy import example_files, load_rows
 from prorl_gym.records import Message
 
 ROWS = load_rows(example_files())
@@ -30,7 +30,7 @@ async def test_rows_are_played_turn_by_turn(name, solve_rate):
                 for tool in prompt["tools"]
             ]
             row = ROWS.find(messages[-1].content)
-            plan = row.gold_steps() if solve_rate else row.wrong_steps(3)
+            plan = gold_steps(row.environment, row.task) if solve_rate else wrong_steps(row.environment, row.task, 3)
             one = session(pool, codec, f"row-{number}")
             turn = await one.start_conversation(messages, tools)
             for step in plan[:-1]:

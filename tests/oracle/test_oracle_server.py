@@ -1,4 +1,4 @@
-"""The oracle's routes as a client of vLLM sees them."""
+"""The oracle's routes as a client of vLLM sees them, and as a weight update does."""
 
 import asyncio
 import math
@@ -6,11 +6,13 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
+from closing import closing
 
+from prorl_gym.inference.engines.vllm import VllmEngine, VllmOptions
 from prorl_gym.inference.tokens.template_check import load_codec
-from prorl_gym.oracle.oracle_policy import OraclePolicy
+from prorl_gym.oracle.oracle_policy import OraclePolicy, RowIndex
 from prorl_gym.oracle.oracle_server import OracleOptions, OracleServer, serve_oracle
-from prorl_gym.oracle.row_index import RowIndex
+from prorl_gym.testing.inference.engine_conformance import request
 
 CODEC = load_codec("small")
 PROMPT = CODEC.tokenizer.encode_trusted("<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n")
@@ -25,8 +27,8 @@ class Client:
         async with self._http.post(url, json=body, headers=headers) as response:
             return response.status, await response.json()
 
-    async def complete(self, **changes):
-        return await self.post(f"{self.base}/completions", {**BODY, **changes})
+    async def complete(self, session="", **changes):
+        return await self.post(f"{self.base}/completions", {**BODY, **changes}, **{"X-Session-ID": session})
 
     async def metric(self, name):
         async with self._http.get(f"{self.root}/metrics") as response:
@@ -34,10 +36,14 @@ class Client:
         return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
+def serving(**options):
+    server = OracleServer(CODEC, OraclePolicy(CODEC, RowIndex([])), OracleOptions(**options))
+    return serve_oracle(server, "127.0.0.1", 0)
+
+
 @asynccontextmanager
 async def client(**options):
-    server = OracleServer(CODEC, OraclePolicy(CODEC, RowIndex([])), OracleOptions(**options))
-    async with serve_oracle(server, "127.0.0.1", 0) as base, aiohttp.ClientSession() as http:
+    async with serving(**options) as base, aiohttp.ClientSession() as http:
         yield Client(http, base)
 
 
@@ -54,12 +60,6 @@ async def test_an_answer_has_vllms_shape():
     assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in ids]
     assert all(math.isfinite(value) and value < 0 for value in choice["logprobs"]["token_logprobs"])
     assert answer["usage"]["prompt_tokens"] == len(PROMPT)
-
-
-async def test_the_same_call_has_the_same_answer():
-    async with client() as oracle:
-        first, second = [(await oracle.complete())[1]["choices"] for _ in range(2)]
-    assert first == second
 
 
 async def test_ids_and_logprobs_come_only_when_asked():
@@ -112,10 +112,10 @@ async def test_a_wrong_request_is_refused_in_vllms_words(changes, status, messag
 
 async def test_a_prefix_that_was_computed_counts_as_cached():
     async with client() as oracle:
-        _, first = await oracle.post(f"{oracle.base}/completions", BODY, **{"X-Session-ID": "s"})
+        _, first = await oracle.complete("s")
         longer = [*PROMPT, *first["choices"][0]["token_ids"], *PROMPT]
-        _, second = await oracle.post(f"{oracle.base}/completions", {**BODY, "prompt": longer}, **{"X-Session-ID": "s"})
-        _, other = await oracle.post(f"{oracle.base}/completions", {**BODY, "prompt": longer}, **{"X-Session-ID": "t"})
+        _, second = await oracle.complete("s", prompt=longer)
+        _, other = await oracle.complete("t", prompt=longer)
     computed = len(PROMPT) + len(first["choices"][0]["token_ids"])
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == computed // 16 * 16 > 0
     assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
@@ -125,19 +125,6 @@ async def running(oracle, count):
     async with asyncio.timeout(5):
         while await oracle.metric("vllm:num_requests_running") != count:
             pass
-
-
-async def test_an_abort_returns_what_there_is():
-    async with client(tokens_per_second=0.001) as oracle:
-        call = asyncio.create_task(oracle.post(f"{oracle.base}/completions", BODY, **{"X-Request-Id": "one"}))
-        await running(oracle, 1)
-        assert await oracle.post(f"{oracle.root}/abort_requests", {"request_ids": ["cmpl-one-0", "cmpl-two-0", 5]}) == (
-            200,
-            {"status": "aborted", "aborted": 1},
-        )
-        _, answer = await call
-    assert answer["choices"][0]["finish_reason"] == "abort"
-    assert answer["choices"][0]["token_ids"] == []
 
 
 async def test_a_closed_connection_stops_the_call():
@@ -157,3 +144,48 @@ async def test_tokenize():
         assert (await oracle.post(f"{oracle.root}/tokenize", {"messages": messages}))[1]["tokens"] == PROMPT
         assert (await oracle.post(f"{oracle.root}/tokenize", {"messages": [{"role": "nobody"}]}))[0] == 400
         assert (await oracle.post(f"{oracle.root}/tokenize", {}))[0] == 400
+
+
+# --- what a weight update asks of an engine, through the adapter for vLLM ---------------------------------------------
+
+
+@asynccontextmanager
+async def engine(**options):
+    made = VllmOptions(model="oracle", vocab_size=CODEC.vocab_size)
+    async with serving(**options) as base, closing(VllmEngine("oracle", base, made)) as adapter:
+        yield adapter
+
+
+def ask(prompt=PROMPT):
+    return request(prompt_ids=prompt, max_tokens=64, stop_token_ids=(CODEC.terminator_id,))
+
+
+@pytest.mark.parametrize("ids", [PROMPT, CODEC.tokenizer.encode_untrusted("no turn begins here")])
+async def test_a_probe_returns_the_prompt(ids):
+    async with engine() as oracle:
+        logprobs = await oracle.probe_logprobs(ids)
+        assert len(logprobs) == len(ids) - 1
+        assert logprobs == await oracle.probe_logprobs(ids)
+        assert logprobs[:3] != (await oracle.probe_logprobs(ids[1:]))[:3]
+
+
+async def test_a_reset_empties_the_cache():
+    async with engine() as oracle:
+        first = await oracle.generate(ask())
+        longer = [*PROMPT, *first.token_ids, *PROMPT]
+        assert (await oracle.generate(ask(longer))).cached_tokens > 0
+        assert await oracle.reset_prefix_cache()
+        assert (await oracle.generate(ask([*longer, *PROMPT]))).cached_tokens == 0
+
+
+async def test_a_call_that_runs_holds_the_cache():
+    async with engine(tokens_per_second=1.0) as oracle:
+        one = ask()
+        call = asyncio.create_task(oracle.generate(one))
+        async with asyncio.timeout(5):
+            while (await oracle.read_load()).running == 0:
+                pass
+        assert not await oracle.reset_prefix_cache()
+        await oracle.cancel(one.request_id)
+        assert (await call).finish_reason == "abort"
+        assert await oracle.reset_prefix_cache()

@@ -1,16 +1,17 @@
 """The tokenizer that ships with the package, and the script that made it."""
 
-import importlib.util
 import json
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prorl_gym.inference.tokens.tokenizer import SMALL_DIRECTORY, load_tokenizer
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "train_tokenizer.py"
+SOURCE = Path(__file__).parents[2] / "scripts" / "train_tokenizer.py"
+SCRIPT = SimpleNamespace(**runpy.run_path(str(SOURCE)))
 TOKENIZER = load_tokenizer("small")
 
 
@@ -20,9 +21,9 @@ def test_every_text_comes_back_exactly(text):
     assert TOKENIZER.decode(TOKENIZER.encode_untrusted(text)) == text
 
 
-def test_its_size_and_control_tokens(script):
+def test_its_size_and_control_tokens():
     assert 2000 <= TOKENIZER.vocab_size <= 4096
-    assert tuple(sorted(TOKENIZER.control_ids, key=TOKENIZER.control_ids.__getitem__)) == script.CONTROL
+    assert tuple(sorted(TOKENIZER.control_ids, key=TOKENIZER.control_ids.__getitem__)) == SCRIPT.CONTROL
 
 
 def test_vocabulary_with_gaps_ends_after_its_largest_id(tmp_path):
@@ -48,19 +49,11 @@ def test_no_path_of_a_machine_is_in_it():
         assert not Path(name).is_absolute()
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("train_tokenizer", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_training_is_deterministic(script):
-    first, second = (script.train([SCRIPT.read_text()] * 2, 600).to_str() for _ in range(2))
+def test_training_is_deterministic():
+    first, second = (SCRIPT.train([SOURCE.read_text()] * 2, 600).to_str() for _ in range(2))
     assert first == second
     assert json.loads(first)["model"]["merges"]
 
 
-def test_the_committed_files_are_the_scripts_own_form(script):
-    assert json.loads((SMALL_DIRECTORY / "tokenizer_config.json").read_text()) == script.settings()
+def test_the_committed_files_are_the_scripts_own_form():
+    assert json.loads((SMALL_DIRECTORY / "tokenizer_config.json").read_text()) == SCRIPT.settings()

@@ -63,13 +63,16 @@ def test_a_version_that_is_not_new_is_refused(script: dict[str, Any], version: s
         script["check_new"](version, "0.1.0", CHANGELOG)
 
 
-@pytest.mark.parametrize("version", ["0.1.1", "0.10.0", "1.0.0"])
-def test_a_newer_version_is_taken(script: dict[str, Any], version: str) -> None:
-    script["check_new"](version, "0.1.0", CHANGELOG)
+FIRST = "## [Unreleased]\n\n- Something.\n"
 
 
-def test_the_first_release_keeps_its_version(script: dict[str, Any]) -> None:
-    script["check_new"]("0.1.0", "0.1.0", "## [Unreleased]\n\n- Something.\n")
+@pytest.mark.parametrize(
+    ("version", "changelog"), [("0.1.1", CHANGELOG), ("0.10.0", CHANGELOG), ("1.0.0", CHANGELOG), ("0.1.0", FIRST)]
+)
+def test_a_newer_version_is_taken_and_the_first_release_keeps_its_own(
+    script: dict[str, Any], version: str, changelog: str
+) -> None:
+    script["check_new"](version, "0.1.0", changelog)
 
 
 def test_wheels_that_differ_are_distinguished(script: dict[str, Any], tmp_path: Path) -> None:

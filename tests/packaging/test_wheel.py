@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 EXPECTED = [
     "prorl_gym/pages/assets/dashboard.html",
     "prorl_gym/pages/assets/tokens.js",
-    "prorl_gym.pth",
     "prorl_gym/py.typed",
     "prorl_gym/oracle/tokenizer/tokenizer.json",
     "prorl_gym/gym_root/environments/prorl_math/manifest.yaml",
@@ -56,7 +55,6 @@ def test_sdist_can_make_the_wheel(built: Path):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert "prorl_gym/gym_root/environments/prorl_math/manifest.yaml" in names
-    assert "prorl_gym.pth" in names
 
 
 def test_wheel_holds_what_gym_and_the_demo_need(built: Path):
@@ -66,3 +64,4 @@ def test_wheel_holds_what_gym_and_the_demo_need(built: Path):
     assert not set(EXPECTED) - names
     assert not [name for name in names if name.startswith(("tests/", "environments/", "bench/", "resources_servers/"))]
     assert "prorl_gym/gym_root/environments/__init__.py" not in names
+    assert not [name for name in names if name.endswith(".pth")], "a wheel runs no code at an interpreter's start"

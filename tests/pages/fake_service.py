@@ -21,6 +21,7 @@ from prorl_gym.rollout.ledger.sql_schema import create_tables
 from prorl_gym.rollout.protocol import ListPage, RolloutFilter
 
 TOKEN = "t0ken"
+ENGINE_TIMEOUT = ("failed", "engine_timeout", "infrastructure")
 ENVIRONMENTS = ("math", "code", "swe")
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -34,12 +35,7 @@ def member(cursor: int, rng: random.Random, run: str | None = None) -> dict[str,
     """A finished rollout as a list shows it."""
     environment = rng.choice(ENVIRONMENTS)
     status, detail, cause = rng.choices(
-        [
-            ("completed", "", None),
-            ("truncated", "tokens", None),
-            ("failed", "engine_timeout", "infrastructure"),
-            ("cancelled", "redundant", None),
-        ],
+        [("completed", "", None), ("truncated", "tokens", None), ENGINE_TIMEOUT, ("cancelled", "redundant", None)],
         [85, 9, 2, 4],
     )[0]
     problem = cursor // 8 % 40
@@ -50,11 +46,8 @@ def member(cursor: int, rng: random.Random, run: str | None = None) -> dict[str,
         **{"group_id": f"{environment}-{cursor // 8:04d}", "group_size": 8, "replica": cursor % 8},
         **{"environment": environment, "evaluation": False, "stands_in_for": None, "status": status},
         **{"detail": detail, "cause": cause, "reward": reward, "masked": reward is None, "released": False},
-        **{
-            "oldest_version": 100 + cursor // 1000,
-            "turns": rng.randrange(1, 40),
-            "sampled_tokens": rng.randrange(9000),
-        },
+        **{"oldest_version": 100 + cursor // 1000, "turns": rng.randrange(1, 40)},
+        "sampled_tokens": rng.randrange(9000),
         **{"accepted_at": finished_at - took, "finished_at": finished_at, "begun_at": finished_at - took / 1.5},
         **{"row_id": f"{environment}-row-{problem}", "why": "the answer differs" if reward == 0 else ""},
     }
@@ -246,27 +239,12 @@ def groups(run: str) -> dict[str, Any]:
     """How the groups of a run stand; an evaluation has no demand."""
     if run.startswith("eval"):
         return {"run_id": run, "demand": None}
-    states = {
-        "ready": 412,
-        "uninformative": 530,
-        "informative": 21,
-        "open": 64,
-        "redundant": 31,
-        "stale": 4,
-        "short": 2,
-    }
+    done, going_on = {"ready": 412, "uninformative": 530}, {"informative": 21, "open": 64}
+    states = {**done, **going_on, "redundant": 31, "stale": 4, "short": 2}
     return {
         **{"run_id": run, "demand": {"groups": 64}, "version": 102, "satisfied": False},
-        **{
-            "wanted": 64,
-            "ready": 41,
-            "ready_stale": 1,
-            "begun": 126,
-            "waiting": 40,
-            "kept": 3,
-            "held": 320,
-            "parked": 6,
-        },
+        **{"wanted": 64, "ready": 41, "ready_stale": 1, "begun": 126, "waiting": 40},
+        **{"kept": 3, "held": 320, "parked": 6},
         **{"states": states, "replaced": 2, "extras": 1, "wasted_tokens": 91_000, "reclaimed_seconds": 5210.5},
         "ready_groups": [],
     }
@@ -275,15 +253,8 @@ def groups(run: str) -> dict[str, Any]:
 def engine(name: str, rng: random.Random) -> dict[str, Any]:
     load = {"running": 30, "waiting": rng.randrange(4), "kv_usage": 0.3 + rng.random() / 2}
     return {
-        **{
-            "name": name,
-            "url": None,
-            "serves": True,
-            "unhealthy_reason": "",
-            "quarantine": "",
-            "draining": False,
-            "version": 102,
-        },
+        **{"name": name, "url": None, "serves": True, "unhealthy_reason": "", "quarantine": "", "draining": False},
+        "version": 102,
         **{"in_flight": rng.randrange(25, 45), "calls": rng.randrange(90_000), "failures": rng.randrange(9)},
         **{"sampled_tokens": 9_000_000, "hit_rate": 0.8 + rng.random() / 6, "load": load},
     }
@@ -293,16 +264,8 @@ def pool(name: str, engines: list[dict[str, Any]]) -> dict[str, Any]:
     admission = {"budget": None, "in_tokens": True, "filled": 0, "live": 10, "waiting": 0}
     failovers = sum(one["failures"] for one in engines)
     return {
-        **{
-            "name": name,
-            "version": 102,
-            "paused": False,
-            "failovers": failovers,
-            "unavailable_reason": "",
-            "waiting_rollouts": 0,
-        },
-        "admission": admission,
-        "engines": engines,
+        **{"name": name, "version": 102, "paused": False, "failovers": failovers, "unavailable_reason": ""},
+        **{"waiting_rollouts": 0, "admission": admission, "engines": engines},
     }
 
 
@@ -349,9 +312,3 @@ def serving(world: World) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-if __name__ == "__main__":
-    with serving(busy()) as url:
-        print(f"{url}#token={TOKEN}", flush=True)
-        time.sleep(3600)

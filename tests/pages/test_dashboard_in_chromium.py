@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from chromium_pages import LAPTOP, PHONE, opened, overflow, violations, whole
 from fake_service import TOKEN, World, busy, serving
 from long_rollouts import ATTACK, decode, long_rollout
 
@@ -17,14 +18,6 @@ pytestmark = [pytest.mark.chromium, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def browser() -> "Iterator[Browser]":
-    from chromium_pages import chromium
-
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def trajectory() -> str:
     return render_rollout(long_rollout(4, 1200), decode)
 
@@ -32,10 +25,9 @@ def trajectory() -> str:
 @contextmanager
 def shown(browser: "Browser", world: World, **looks: Any) -> "Iterator[Page]":
     """Open the dashboard of a world, with its token."""
-    from chromium_pages import opened
-
     with serving(world) as url, opened(browser, f"{url}#token={TOKEN}", **looks) as page:
         page.locator(".rows .row").first.wait_for()
+        whole(page)
         yield page
 
 
@@ -51,8 +43,6 @@ def look_again(page: "Page") -> None:
 
 
 def test_the_token_stays_in_the_tab(browser: "Browser") -> None:
-    from chromium_pages import opened
-
     world = busy(20)
     with serving(world) as url, opened(browser, f"{url}#token={TOKEN}") as page:
         page.get_by_text("ready", exact=True).wait_for()
@@ -67,17 +57,13 @@ def test_the_token_stays_in_the_tab(browser: "Browser") -> None:
 
 def test_a_token_is_asked_for_and_a_wrong_one_refused(browser: "Browser") -> None:
     world = busy(20)
-    with serving(world) as url:
-        context = browser.new_context()
-        page = context.new_page()  # a refusal is on the console, where browsers note every 401
-        page.goto(url)
+    with serving(world) as url, opened(browser, url, may_complain=True) as page:
         page.get_by_role("textbox", name="Token").fill("wrong")
         page.keyboard.press("Enter")
         page.get_by_text("The bearer token is missing or wrong.").wait_for()
         page.get_by_role("textbox", name="Token").fill(TOKEN)
         page.keyboard.press("Enter")
         page.get_by_text("ready", exact=True).wait_for()
-        context.close()
 
 
 def test_the_status_of_the_service_is_on_the_page(browser: "Browser") -> None:
@@ -95,8 +81,9 @@ def test_the_status_of_the_service_is_on_the_page(browser: "Browser") -> None:
 
 
 def finished(page: "Page", number: str) -> None:
-    """Wait until the list has so many finished rollouts."""
+    """Wait until the list has so many finished rollouts, and the rest of the page agrees with it."""
     page.get_by_role("button", name=f"{number} finished", exact=True).wait_for()
+    whole(page)
 
 
 def test_the_numbers_of_the_page_agree(browser: "Browser") -> None:
@@ -292,22 +279,16 @@ def test_a_page_in_the_frame_can_neither_run_nor_reach_the_token(browser: "Brows
     world = busy(20)
     attack = "<!doctype html><h1>hostile</h1><script>parent.ran = 1; top.ran = 1; document.title = 'ran'</script>"
     world.pages = {world.members[-1]["rollout_id"]: attack}
-    with serving(world) as url:
-        context = browser.new_context()
-        page = context.new_page()
-        said: list[str] = []
-        page.on("console", lambda message: said.append(message.text))
-        page.goto(f"{url}#token={TOKEN}")
-        page.locator(".rows .row").first.click()
-        page.frame_locator("#trajectory").locator("h1").wait_for()
+    with serving(world) as url, opened(browser, f"{url}#token={TOKEN}", may_complain=True) as page:
+        with page.expect_console_message(lambda message: "script-src" in message.text):
+            page.locator(".rows .row").first.click()
+            page.frame_locator("#trajectory").locator("h1").wait_for()
         frame = page.frames[1]
         assert frame.evaluate("() => [origin, document.title]") == ["null", ""]
         assert "SecurityError" in frame.evaluate(
             "() => { try { return sessionStorage.length } catch (e) { return e.name } }"
         )
         assert page.evaluate("() => window.ran") is None
-        assert any("script-src" in line for line in said)
-        context.close()
 
 
 def test_hostile_names_are_shown_and_do_not_run(browser: "Browser") -> None:
@@ -343,10 +324,7 @@ def test_hostile_names_are_shown_and_do_not_run(browser: "Browser") -> None:
 
 def test_an_outage_is_said_and_passes(browser: "Browser") -> None:
     world = busy(20)
-    with serving(world) as url:
-        context = browser.new_context()
-        page = context.new_page()  # a 503 is on the console
-        page.goto(f"{url}#token={TOKEN}")
+    with serving(world) as url, opened(browser, f"{url}#token={TOKEN}", may_complain=True) as page:
         page.get_by_text("ready", exact=True).wait_for()
         page.locator(".rows .row").nth(19).wait_for()
         world.down = True
@@ -361,7 +339,6 @@ def test_an_outage_is_said_and_passes(browser: "Browser") -> None:
         page.get_by_text("there is none.").wait_for()
         page.keyboard.press("Escape")
         page.locator("#viewer").wait_for(state="hidden")
-        context.close()
 
 
 def test_a_dead_engine_is_seen_at_once(browser: "Browser") -> None:
@@ -375,8 +352,6 @@ def test_a_dead_engine_is_seen_at_once(browser: "Browser") -> None:
 
 
 def test_a_service_that_has_done_nothing_yet(browser: "Browser") -> None:
-    from chromium_pages import opened
-
     world = busy(0)
     world.status |= {"ended": [], "rewards": [], "pools": [], "sandboxes": None, "event_loop_lag_seconds": None}
     world.history |= {"times": [], "columns": {}}
@@ -389,8 +364,6 @@ def test_a_service_that_has_done_nothing_yet(browser: "Browser") -> None:
 
 @pytest.mark.parametrize(("phone", "dark"), [(False, False), (False, True), (True, True)])
 def test_it_is_accessible(browser: "Browser", trajectory: str, axe_rules: str, phone: bool, dark: bool) -> None:
-    from chromium_pages import LAPTOP, PHONE, opened, overflow, violations
-
     world = busy(200)
     world.pages = {world.members[-1]["rollout_id"]: trajectory}
     size = PHONE if phone else LAPTOP

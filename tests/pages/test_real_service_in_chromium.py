@@ -1,6 +1,9 @@
 """The dashboard against the real routes of a service on fakes: what each says is what the other reads."""
 
+from typing import Any
+
 import pytest
+from chromium_pages import opened, whole
 from loopback_service import TOKEN, in_a_thread
 
 from prorl_gym.client import SyncClient
@@ -10,29 +13,19 @@ from prorl_gym.records import RolloutRequest
 pytestmark = [pytest.mark.chromium, pytest.mark.slow]
 
 
-def test_rollouts_are_listed_and_their_trajectories_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    from chromium_pages import chromium, opened
-
+def test_rollouts_are_listed_and_their_trajectories_shown(browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRORL_GYM_TOKEN", TOKEN)
-    with in_a_thread() as url, SyncClient(url) as client, chromium() as browser:
+    with in_a_thread() as url, SyncClient(url) as client:
         client.set_demand("default", Demand(groups=3))
         for number in range(8):
-            client.submit(
-                [
-                    RolloutRequest(
-                        rollout_id=f"r{number}",
-                        group_id=f"g{number // 4}",
-                        group_size=4,
-                        replica=number % 4,
-                        environment="scripted",
-                        task={"reward": float(number % 2)},
-                    )
-                ]
-            )
+            place = {"group_id": f"g{number // 4}", "group_size": 4, "replica": number % 4}
+            task = {"reward": float(number % 2)}
+            client.submit(RolloutRequest(rollout_id=f"r{number}", environment="scripted", task=task, **place))
             client.result(f"r{number}", 20)
         with opened(browser, f"{url}/#token={TOKEN}") as page:
             page.get_by_role("button", name="8 finished", exact=True).wait_for()
-            page.get_by_text("ready", exact=True).wait_for()
+            whole(page)
+            assert page.locator("#health").text_content() == "ready"
             text = " ".join(page.locator("#board").all_inner_texts())
             assert "decided: ready" in text
             assert "policy-1" in text

@@ -1,16 +1,17 @@
 """The trajectory page as a browser has it: nothing runs, everything can be reached, it is quick."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from chromium_pages import LAPTOP, PHONE, expect, opened, overflow, settle, violations
 from long_rollouts import ATTACK, decode, hostile_decode, long_rollout
 from rollout_samples import ROW, failed, rollout
 
 from prorl_gym.pages.gym_results_page import render_gym_results
-from prorl_gym.pages.rollout_page import render_comparison, render_rollout
+from prorl_gym.pages.rollout_page import render_rollout
 from prorl_gym.records import GradedSubmission, Message, Score
 from prorl_gym.trainers.gym_result import to_gym_result
 
@@ -20,14 +21,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.chromium
 
 Written = Callable[[str], str]
-
-
-@pytest.fixture(scope="module")
-def browser() -> "Iterator[Browser]":
-    from chromium_pages import chromium
-
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture
@@ -43,9 +36,6 @@ def written(tmp_path: Path) -> Written:
 
 
 def test_hostile_text_is_shown_and_does_not_run(browser: "Browser", written: Written) -> None:
-    from chromium_pages import opened, settle
-    from playwright.sync_api import expect
-
     with opened(browser, written(render_rollout(long_rollout(2, 40, text=ATTACK), hostile_decode))) as page:
         page.get_by_role("button", name="Tokens").click()
         page.locator("#stream .t.s").first.click()
@@ -59,9 +49,6 @@ def test_hostile_text_is_shown_and_does_not_run(browser: "Browser", written: Wri
 
 
 def test_hostile_results_do_not_run_either(browser: "Browser", written: Written) -> None:
-    from chromium_pages import opened
-    from playwright.sync_api import expect
-
     result = to_gym_result(rollout(), ROW | {"environment": ATTACK, "task": {"id": ATTACK}})
     result |= {"failure_reason": ATTACK, "prorl_outcome": ATTACK, "reward_components": {ATTACK: 1}}
     with opened(browser, written(render_gym_results([result, result], hostile_decode))) as page:
@@ -71,9 +58,6 @@ def test_hostile_results_do_not_run_either(browser: "Browser", written: Written)
 
 
 def test_every_token_is_coloured_three_ways_and_described(browser: "Browser", written: Written) -> None:
-    from chromium_pages import opened
-    from playwright.sync_api import expect
-
     record = long_rollout(3, 600)
     segment = record.segments[0]
     with opened(browser, written(render_rollout(record, decode))) as page:
@@ -89,13 +73,8 @@ def test_every_token_is_coloured_three_ways_and_described(browser: "Browser", wr
         assert len(colours) == 3
         position = segment.mask.index(1) + 5
         stream.locator(".t").nth(position).click()
-        facts = dict(
-            zip(
-                page.locator("#token dt").all_text_contents(),
-                page.locator("#token dd").all_text_contents(),
-                strict=True,
-            )
-        )
+        names, values = (page.locator(f"#token {tag}").all_text_contents() for tag in ("dt", "dd"))
+        facts = dict(zip(names, values, strict=True))
         assert facts["Id"] == str(segment.token_ids[position])
         assert float(facts["Log-prob"]) == segment.logprobs[position]
         assert facts["Policy version"] == str(segment.policy_versions[position])
@@ -103,9 +82,6 @@ def test_every_token_is_coloured_three_ways_and_described(browser: "Browser", wr
 
 
 def test_the_keyboard_reaches_every_token_of_every_segment(browser: "Browser", written: Written) -> None:
-    from chromium_pages import opened
-    from playwright.sync_api import expect
-
     with opened(browser, written(render_rollout(long_rollout(2, 40, segments=2), decode))) as page:
         page.keyboard.press("Tab")
         assert page.evaluate("() => document.activeElement.className") == "skip"
@@ -131,9 +107,6 @@ def test_the_keyboard_reaches_every_token_of_every_segment(browser: "Browser", w
 
 
 def test_jump_between_turns_and_search_in_both_views(browser: "Browser", written: Written) -> None:
-    from chromium_pages import opened
-    from playwright.sync_api import expect
-
     with opened(browser, written(render_rollout(long_rollout(30, 6000), decode))) as page:
         page.get_by_label("Turn", exact=True).select_option(label="Turn 20 of 30")
         assert page.locator("article", has_text="Turn 20").first.evaluate("e => e.getBoundingClientRect().top") < 200
@@ -155,8 +128,6 @@ def test_jump_between_turns_and_search_in_both_views(browser: "Browser", written
 
 
 def test_a_hundred_turns_of_64k_tokens_are_usable_at_once(browser: "Browser", written: Written) -> None:
-    from chromium_pages import opened, settle
-
     page_text = render_rollout(long_rollout(), decode)
     assert len(page_text.encode()) < 2_000_000
     address = written(page_text)
@@ -171,17 +142,11 @@ def test_a_hundred_turns_of_64k_tokens_are_usable_at_once(browser: "Browser", wr
         settle(page)
         jumped = time.monotonic() - started - loaded - tokens
         made = page.locator("#stream .t").count()
-    print(
-        f"{len(page_text.encode()):,} bytes, loaded {loaded:.2f} s, tokens {tokens:.2f} s, jump {jumped:.2f} s, {made}"
-    )
     assert made < 30_000, "only what is looked at is made"
     assert max(loaded, tokens, jumped) < 5, "one second is meant; a busy machine has five"
 
 
 def test_results_open_on_means_and_a_row_for_each_problem(browser: "Browser", written: Written) -> None:
-    from chromium_pages import opened
-    from playwright.sync_api import expect
-
     results = [
         to_gym_result(rollout(), ROW | {"_ng_rollout_index": 0}),
         to_gym_result(rollout(score=Score(reward=0.0)), ROW | {"_ng_rollout_index": 1}),
@@ -206,16 +171,13 @@ def test_results_open_on_means_and_a_row_for_each_problem(browser: "Browser", wr
 
 
 def test_two_rollouts_stand_side_by_side_turn_by_turn(browser: "Browser", written: Written) -> None:
-    from chromium_pages import opened
-    from playwright.sync_api import expect
-
     prompt = Message(role="user", content="What is 6 times 7?")
     said = {name: [prompt, Message(role="assistant", content=text)] for name, text in (("a", "42"), ("b", "41"))}
     pair = [
         rollout(rollout_id="a", messages=said["a"], prompt_messages=1),
         rollout(rollout_id="b", messages=said["b"], prompt_messages=1, score=Score(reward=0.0, expected="42")),
     ]
-    with opened(browser, written(render_comparison(pair, decode))) as page:
+    with opened(browser, written(render_rollout(pair[0], decode, pair[1]))) as page:
         turns = page.locator("#comparison .turn")
         expect(turns.nth(0)).to_contain_text("the same in both")
         expect(turns.nth(1)).to_contain_text("the first difference")
@@ -226,12 +188,8 @@ def test_two_rollouts_stand_side_by_side_turn_by_turn(browser: "Browser", writte
 
 
 def test_what_was_graded_is_shown(browser: "Browser", written: Written) -> None:
-    from chromium_pages import opened
-    from playwright.sync_api import expect
-
-    score = Score(
-        reward=0.0, detail={"why": "the answer differs"}, expected="42", report="failed test 3: late\npassed a"
-    )
+    report = "failed test 3: late\npassed a"
+    score = Score(reward=0.0, detail={"why": "the answer differs"}, expected="42", report=report)
     record = rollout(score=score, submission=GradedSubmission(kind="answer", text=ATTACK), begun_at=0.0)
     with opened(browser, written(render_rollout(record, decode))) as page:
         expect(page.locator("#summary .reason")).to_have_text("the answer differs")
@@ -243,9 +201,6 @@ def test_what_was_graded_is_shown(browser: "Browser", written: Written) -> None:
 
 
 def test_a_graded_patch_is_a_difference(browser: "Browser", written: Written) -> None:
-    from chromium_pages import opened
-    from playwright.sync_api import expect
-
     patch = f"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+{ATTACK}\n"
     record = rollout(submission=GradedSubmission(kind="patch", text=patch))
     with opened(browser, written(render_rollout(record, decode))) as page:
@@ -257,18 +212,12 @@ def test_a_graded_patch_is_a_difference(browser: "Browser", written: Written) ->
 
 
 def test_the_timeline_begins_with_the_wait(browser: "Browser", written: Written) -> None:
-    from chromium_pages import opened
-    from playwright.sync_api import expect
-
     record = rollout(accepted_at=100.0, begun_at=113.6, finished_at=116.9)
     with opened(browser, written(render_rollout(record, decode))) as page:
         expect(page.locator(".stages li").first).to_have_text("Waited to begin 13.6 s")
 
 
 def test_nothing_to_show_is_said(browser: "Browser", written: Written) -> None:
-    from chromium_pages import opened
-    from playwright.sync_api import expect
-
     with opened(browser, written(render_rollout(failed(segments=[], messages=[], stages={}), None))) as page:
         expect(page.locator("#conversation")).to_have_text("The record has no messages.")
         page.get_by_role("button", name="Tokens").click()
@@ -280,8 +229,6 @@ def test_nothing_to_show_is_said(browser: "Browser", written: Written) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("phone", "dark"), [(False, False), (False, True), (True, True)])
 def test_it_is_accessible(browser: "Browser", written: Written, axe_rules: str, phone: bool, dark: bool) -> None:
-    from chromium_pages import LAPTOP, PHONE, opened, overflow, settle, violations
-
     address = written(render_rollout(long_rollout(3, 150, segments=2), decode))
     with opened(browser, address, size=PHONE if phone else LAPTOP, dark=dark) as page:
         found = violations(page, axe_rules)
@@ -299,14 +246,12 @@ def test_it_is_accessible(browser: "Browser", written: Written, axe_rules: str, 
 def test_overview_and_comparison_are_accessible(
     browser: "Browser", written: Written, axe_rules: str, dark: bool
 ) -> None:
-    from chromium_pages import PHONE, opened, overflow, violations
-
     score = Score(reward=0.0, detail={"why": "late"}, expected="42", report="failed test 3: late\npassed test 1")
     patch = GradedSubmission(kind="patch", text="diff --git a/x b/x\n@@ -1 +1 @@\n-old\n+new\n")
     record = rollout(score=score, submission=patch)
     pages = [
         render_gym_results([to_gym_result(rollout(), ROW)] * 40, decode),
-        render_comparison([record, rollout()], decode),
+        render_rollout(record, decode, rollout()),
     ]
     for page_text in pages:
         with opened(browser, written(page_text), size=PHONE, dark=dark) as page:

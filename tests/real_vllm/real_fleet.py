@@ -49,8 +49,6 @@ class Checkpoints:
 
 @dataclass
 class Fleet:
-    """The servers, all of them with the policy's weights."""
-
     servers: list[RealServer]
     checkpoints: Checkpoints
     policy: Path

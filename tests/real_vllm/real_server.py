@@ -33,14 +33,7 @@ _SETTINGS = {
 
 
 class RealServer:
-    """Started at once; ``wait`` for it. Ends with ``stop``, or suddenly with ``kill``.
-
-    Args:
-        python: interpreter of an environment that has vLLM.
-        checkpoint: directory to serve.
-        home: directory for its log and its caches.
-        context: longest sequence in tokens.
-    """
+    """Started at once; ``wait`` for it. Ends with ``stop``, or suddenly with ``kill``."""
 
     def __init__(self, python: str, checkpoint: Path, home: Path, context: int = CONTEXT):
         self._log = home / "log"
@@ -99,7 +92,6 @@ class RealServer:
         return json.loads(payload) if payload else None
 
     def reload(self, checkpoint: Path):
-        """Replace the weights in place."""
         arguments = {"weights_path": str(checkpoint)}
         answer = self.post("/collective_rpc", {"method": "reload_weights", "kwargs": arguments})
         assert answer == {"results": [None]}, answer
@@ -110,16 +102,22 @@ class RealServer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
-    def running(self, count, *, sampling=False):
-        """Return when exactly so many calls are at work there; ``sampling``: and some token has come out of them."""
-        before = self.metric("vllm:generation_tokens_total")
+    def running(self, count, *, sampling=False, call=None):
+        """Return when exactly so many calls are at work there; ``sampling``: and a token has come out of each.
 
-        def there():
-            return self.metric("vllm:num_requests_running") == count and (
-                not sampling or self.metric("vllm:generation_tokens_total") > before
-            )
+        ``call`` is the task of one of them, which must not end before.
+        """
 
-        until(there, 20)
+        def is_open():
+            assert call is None or not call.done(), call
+
+        until(lambda: self.metric("vllm:num_requests_running") == count, 60, is_open, self._figures)
+        if sampling:  # a step gives each of them one; the figure is at most a step late
+            wanted = self.metric("vllm:generation_tokens_total") + 2 * count
+            until(lambda: self.metric("vllm:generation_tokens_total") >= wanted, 60, is_open, self._figures)
+
+    def _figures(self):
+        return [self.metric(f"vllm:{name}") for name in ("num_requests_running", "generation_tokens_total")]
 
     def fresh(self, checkpoint: Path):
         """Put it back into the state it began in, with these weights."""
@@ -131,12 +129,10 @@ class RealServer:
         until(lambda: self.post("/reset_prefix_cache")["success"], 20)
 
     def kill(self):
-        """End it and all its processes at once, without a word."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def stop(self):
-        """End it in order. Idempotent."""
         if self.alive:
             self._process.terminate()
             try:
@@ -156,11 +152,11 @@ class RealServer:
             raise AssertionError(f"vLLM ended ({self._process.returncode}):\n{self._log.read_text()[-3000:]}")
 
 
-def until(there, seconds, each=lambda: None):
-    """Wait for another process's state: there is no event of it to wait for."""
+def until(there, seconds, each=lambda: None, found=str):
+    """Wait for another process's state: there is no event of it to wait for. ``found`` says what it is at the end."""
     end = time.monotonic() + seconds
     while not there():
         each()
         if time.monotonic() > end:
-            raise TimeoutError(f"not within {seconds} s")
+            raise TimeoutError(f"not within {seconds} s: {found()}")
         time.sleep(0.01)

@@ -5,11 +5,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import uuid4
 
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
+from prorl_gym.testing.inference.engine_conformance import request
 
+SAME = 2e-4
+"""Nats by which a log-prob may differ between two ways of computing it in float32."""
 FIRST_ID = 16
 """Below it are the tokenizer's control tokens."""
 
@@ -31,8 +33,6 @@ class Workload:
 
 @dataclass
 class Rollout:
-    """What one rollout has seen and said."""
-
     ids: list[int]
     results: list[GenerationResult] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)
@@ -45,35 +45,23 @@ class Rollout:
         return [result.token_ids for result in self.results]
 
 
+def farthest(some: Sequence[float], others: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(some, others, strict=True))
+
+
 def words(name: str, count: int) -> list[int]:
-    """Return the same ids for the same name."""
     draw = random.Random(name)
     return [draw.randrange(FIRST_ID, 4096) for _ in range(count)]
 
 
 def call(ids: Sequence[int], **changes: Any) -> GenerationRequest:
-    """Return a call with small defaults."""
-    base: dict[str, Any] = {
-        "session_id": "s",
-        "max_tokens": 16,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": -1,
-        "stop_token_ids": (2,),
-    }
-    return GenerationRequest(request_id=uuid4().hex, prompt_ids=list(ids), **{**base, **changes})
+    return request(**{"prompt_ids": list(ids), "session_id": "s", "max_tokens": 16, "conversation": None, **changes})
 
 
 async def play(
     pool: EnginePool, work: Workload, *, at_turn: Callable[[int, Rollout], None] = lambda turn, rollout: None
 ) -> dict[str, Rollout]:
-    """Play all rollouts at once and return them by session.
-
-    Args:
-        pool: where to sample.
-        work: what to play.
-        at_turn: told the number of each turn, and its rollout, when it is about to begin.
-    """
+    """Play all rollouts at once and return them by session; ``at_turn`` is called before each turn."""
     done: dict[str, Rollout] = {}
 
     async def one(group: str, session: str) -> None:
@@ -89,7 +77,7 @@ async def play(
         """Sample one turn; one that is cut short goes on from the same ids."""
         left = work.sampled
         while left > 0:
-            request = call(
+            asked = call(
                 rollout.ids,
                 session_id=session,
                 group_id=group,
@@ -97,7 +85,7 @@ async def play(
                 seed=random.Random(f"{session}/{turn}/{left}").getrandbits(60),
             )
             rollout.sent.append(len(rollout.ids))
-            result = await pool.generate(request)
+            result = await pool.generate(asked)
             rollout.results.append(result)
             rollout.ids += result.token_ids
             if result.finish_reason != "abort":

@@ -2,25 +2,17 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
 
 import pytest
 from real_fleet import Figures, Fleet
 from real_server import CONTEXT, MODEL, VOCAB
-from real_workload import call, words
+from real_workload import SAME, call, farthest, words
 
 from prorl_gym.errors import FailureKind
-from prorl_gym.inference.engine_errors import ContextExceeded
+from prorl_gym.inference.protocol import ContextExceeded
 from prorl_gym.testing.inference.engine_conformance import expect_engine_error
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(400)]
-
-SAME = 2e-4
-"""Nats by which a log-prob may differ between two ways of computing it in float32."""
-
-
-def farthest(some: Sequence[float], others: Sequence[float]) -> float:
-    return max(abs(a - b) for a, b in zip(some, others, strict=True))
 
 
 async def test_log_probs_are_those_of_the_ids_on_either_engine(fleet: Fleet, figures: Figures):
@@ -144,7 +136,7 @@ async def test_an_aborted_turn_gives_its_tokens_and_goes_on_elsewhere(fleet: Fle
     prompt = words("aborted", 300)
     request = call(prompt, max_tokens=1500, seed=3, stop_token_ids=())
     running = asyncio.create_task(first.generate(request))
-    await asyncio.to_thread(fleet.servers[0].running, 1, sampling=True)
+    await asyncio.to_thread(fleet.servers[0].running, 1, sampling=True, call=running)
     await first.cancel(request.request_id)
     partial = await running
     assert partial.finish_reason == "abort"

@@ -6,12 +6,14 @@ import pytest
 import pytest_asyncio
 from real_fleet import TOKENIZER, Checkpoints, Figures
 from real_server import MODEL, VOCAB, RealServer
+from real_workload import SAME
+from scripted_gateway import NotedGateway
 
-from prorl_gym.agents.catalog import AgentCatalog
-from prorl_gym.agents.command import CommandAgent
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments import registry
 from prorl_gym.errors import LimitReached
+from prorl_gym.harness.command import CommandAgent
+from prorl_gym.harness.programs import find_program
 from prorl_gym.inference.engines.vllm import VllmEngine, VllmOptions
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
@@ -19,7 +21,6 @@ from prorl_gym.sandbox.backend_selection import open_backend
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxBackend
 from prorl_gym.settings import RolloutSettings, resolve_settings
-from prorl_gym.testing.agents.scripted_gateway import NotedGateway
 
 pytestmark = [
     *(pytest.mark.vllm, pytest.mark.harness, pytest.mark.product, pytest.mark.timeout(1800)),
@@ -73,7 +74,7 @@ async def test_every_sampled_token_is_captured(
     settings = resolve_settings(RolloutSettings(max_turns=TURNS, max_tokens=CONTEXT, max_turn_tokens=64))
     engine = VllmEngine("vllm", server.url, VllmOptions(model=MODEL, vocab_size=VOCAB, logprob_kind="processed"))
     gateway = NotedGateway(engine, codec, settings, CONTEXT)
-    command = AgentCatalog({}, SandboxConfig().agents_cache_dir()).find(preset)
+    command = find_program(preset, {}, SandboxConfig().agents_cache_dir())
     leases = SandboxLeases(sandboxes)
     leases.mount_for_agent(command.sandbox_mounts())
     environment = registry.get("math")
@@ -98,7 +99,7 @@ async def test_every_sampled_token_is_captured(
         pairs = zip(segment.mask, segment.logprobs, [0.0, *probed], strict=True)
         farthest = max(farthest, *(abs(ours - theirs) for is_sampled, ours, theirs in pairs if is_sampled))
     await engine.close()
-    assert farthest < 2e-4
+    assert farthest < SAME
     figures[f"{preset}, {policy}: captured exactly"] = (
         f"{captured} of {sampled}",
         "tokens",

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from real_fleet import Figures, Fleet
 from real_server import VOCAB
-from real_workload import Rollout, Workload, play
+from real_workload import SAME, Rollout, Workload, play
 
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.engines.vllm import VllmEngine
@@ -14,11 +14,9 @@ from prorl_gym.inference.weights.weight_updater import UpdateResult, WeightUpdat
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(400)]
 
 WORK = Workload(turns=3, sampled=96, observed=100)
-SAME = 2e-4
 
 
 async def update_one_engine_only(fleet: Fleet, updater: WeightUpdater) -> UpdateResult:
-    """Pause, load the new weights into the first engine, say that they are there, and resume."""
     await updater.pause("abort")
     await asyncio.to_thread(fleet.servers[0].reload, fleet.checkpoints.random(2))
     updated = await updater.update(1)

@@ -1,24 +1,18 @@
 """Weights that change while servers run: stale ones are caught, pauses are detected, labels arrive."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from real_fleet import Figures, Fleet
-from real_workload import call, words
+from real_workload import SAME, call, farthest, words
 
-from prorl_gym.inference.engine_errors import EngineOverloaded
+from prorl_gym.inference.protocol import EngineOverloaded
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(400)]
 
-SAME = 2e-4
 PROBE = words("probe", 64)
-
-
-def farthest(some: Sequence[float], others: Sequence[float]) -> float:
-    return max(abs(a - b) for a, b in zip(some, others, strict=True))
 
 
 async def reload(fleet: Fleet, number: int, checkpoint: Path) -> None:
@@ -37,9 +31,7 @@ async def test_a_probe_finds_the_engine_whose_weights_were_not_updated(fleet: Fl
     both = [await engine.probe_logprobs(PROBE) for engine in engines]
     assert farthest(*both) < SAME
     await reload(fleet, 1, fleet.policy)
-    assert (
-        farthest(await engines[1].probe_logprobs(PROBE), old[1]) < SAME
-    )  # and back: nothing of the newer ones is left
+    assert farthest(await engines[1].probe_logprobs(PROBE), old[1]) < SAME  # nothing of the newer ones is left
     figures["probe, engines that agree"] = (f"{farthest(*both):.1e}", "nats", "largest difference over 63 ids")
     figures["probe, one engine stale"] = (f"{farthest(updated, stale):.2f}", "nats", "as above, after a reload of one")
 
@@ -96,7 +88,7 @@ async def test_a_pause_that_keeps_goes_on_with_a_turn_where_it_was(fleet: Fleet)
     while not was_kept:  # on a busy machine the turn may end before the pause comes
         request = call(words("kept", 200), max_tokens=800, seed=5, stop_token_ids=())
         running = asyncio.create_task(engine.generate(request))
-        await asyncio.to_thread(fleet.servers[0].running, 1, sampling=True)
+        await asyncio.to_thread(fleet.servers[0].running, 1, sampling=True, call=running)
         await asyncio.to_thread(fleet.servers[0].post, "/pause?mode=keep")
         was_kept = not running.done()
         await asyncio.to_thread(fleet.servers[0].post, "/resume")
@@ -107,7 +99,7 @@ async def test_a_pause_that_aborts_hands_out_what_was_sampled(fleet: Fleet, figu
     engine, other = fleet.engines()
     request = call(words("dropped", 200), max_tokens=1500, seed=6, stop_token_ids=())
     running = asyncio.create_task(engine.generate(request))
-    await asyncio.to_thread(fleet.servers[0].running, 1, sampling=True)
+    await asyncio.to_thread(fleet.servers[0].running, 1, sampling=True, call=running)
     await asyncio.to_thread(fleet.servers[0].post, "/pause?mode=abort")
     result = await running
     assert result.finish_reason == "abort"

@@ -5,6 +5,7 @@ build on, ``native`` and ``single_controller`` (an overlay over it) are what the
 ``recipes/nemo_rl/check.py`` validates the recipes by NeMo-RL's own code.
 """
 
+import os
 import re
 import runpy
 import sys
@@ -17,8 +18,8 @@ from typing import Any
 import pytest
 from nemo_rl_recipes import FOLDER, MAKE, composed, written
 
-from prorl_gym._bootstrap import has_environment_servers
 from prorl_gym.cli.installation import server_roots
+from prorl_gym.gym_roots import component_roots, has_environment_servers
 
 COMBINATIONS = list(product(MAKE.ALGORITHMS, MAKE.DOMAINS, MAKE.SIZES))
 WHOLE = [one for one in COMBINATIONS if one[0] != "sc"]
@@ -114,7 +115,9 @@ def test_published_hyper_parameters(combination: tuple[str, str, str]):
     assert (config["grpo"]["num_prompts_per_step"], config["grpo"]["num_generations_per_prompt"]) == (32, 8)
     optimizer = config["policy"]["megatron_cfg"]["optimizer"]
     assert optimizer["lr"] == optimizer["min_lr"] == 1e-6
-    assert config["loss_fn"]["reference_policy_kl_penalty"] == (0 if combination[0] == "dapo" else 1e-4)
+    penalty = config["loss_fn"]["reference_policy_kl_penalty"]
+    assert penalty == (0 if combination[0] == "dapo" else 1e-4)
+    assert config["grpo"]["skip_reference_policy_logprobs_calculation"] is (penalty == 0)
     is_synchronous = combination[0] in ("grpo", "dapo")
     assert config["policy"]["train_global_batch_size"] == (64 if is_synchronous else 256)
 
@@ -164,13 +167,6 @@ def test_dapo_is_synchronous_and_stops_early_only_with_dynamic_sampling(combinat
         stops = is_dapo and combination[1] != "blend" and not agent.get("evaluation", False)
         assert (early is not None) is stops
         assert early is None or early["informative_groups"] == grpo["num_prompts_per_step"]
-
-
-@named(COMBINATIONS)
-def test_reference_log_probs_are_computed_for_a_kl_penalty(combination: tuple[str, str, str]):
-    config = composed(combination)
-    penalty = config["loss_fn"]["reference_policy_kl_penalty"]
-    assert config["grpo"]["skip_reference_policy_logprobs_calculation"] is (penalty == 0)
 
 
 @named(COMBINATIONS)
@@ -226,11 +222,12 @@ def test_other_trainers_get_masked_rows(combination: tuple[str, str, str]):
 
 @pytest.mark.gym
 @named(ON_GYM)
-def test_gym_composes_the_servers_of_the_recipe(combination: tuple[str, str, str]):
+def test_gym_composes_the_servers_of_the_recipe(combination: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", os.pathsep.join(component_roots()))
     from nemo_gym.global_config import GlobalConfigDictParser, GlobalConfigDictParserConfig
     from omegaconf import OmegaConf
 
-    from prorl_gym.gym_root.resources_servers.prorl_rollout.embedded_service import service_config
+    from prorl_gym.gym_root.resources_servers.prorl_rollout.app import service_config
     from prorl_gym.gym_root.responses_api_agents.prorl_rollout_agent.app import ProrlRolloutAgentConfig
 
     section = dict(composed(combination)["env"]["nemo_gym"])

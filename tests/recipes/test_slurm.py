@@ -176,7 +176,7 @@ def test_a_service_that_is_requeued_ends_every_rollout_once(directory: Path, sub
         wait_for(lambda: client.status().ledger.kept > len(wanted))
     slurm("scancel", "--batch", "--signal=USR1", job)
     wait_for(lambda: fact(job, "Restarts") == "2")
-    (queued,) = re.findall(r"rollouts in hand; (\d+) wait for the next start", (directory / "job.log").read_text())[-1:]
+    (queued,) = re.findall(r"running rollouts; (\d+) wait for the next start", (directory / "job.log").read_text())[-1:]
     assert int(queued) > 0
     wait_for(lambda: state(job) == "RUNNING")
     with connect(directory) as client:

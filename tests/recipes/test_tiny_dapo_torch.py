@@ -18,15 +18,15 @@ from audit import LearnError
 from controls import CONTROLS, check_controls
 from engine import MODEL, Engine
 from evaluate import Account
-from learn import EASIER, FULL, Report, add_costs, closing_line, judge
+from learn import EASIER, FULL, Report, judge
 from model import Decoder, token_logprobs
-from processes import Process, server
+from sample_records import member
 from sampler import Call, Sampler
 from tasks import DOMAINS, Question, Sum, TurnEncoder, questions, train_tokenizer
 
 from prorl_gym.client import CompletedGroup
 from prorl_gym.errors import FailureKind
-from prorl_gym.records import NOT_SAMPLED, Generation, Outcome, Retry, Rollout, Score, Segment
+from prorl_gym.records import NOT_SAMPLED, Generation, Retry, Segment
 from prorl_gym.trainers.checks import CheckError
 from prorl_gym.trainers.mismatch import MismatchError
 
@@ -78,17 +78,13 @@ def test_sampled_log_probs_are_those_of_the_training_forward(sampler: Sampler, m
     assert max(gap(model, one) for one in calls) < TOLERANCE
 
 
-def test_a_prefix_that_was_computed_is_found_and_changes_nothing(sampler: Sampler, model: Decoder):
-    (first,) = sample(sampler, [call([7, 8, 9, 10])])
-    (second,) = sample(sampler, [call([*first.ids, 11, 12], seed=1)])
+def test_a_prefix_that_was_computed_is_found_under_its_salt_and_changes_nothing(sampler: Sampler, model: Decoder):
+    (first,) = sample(sampler, [call([7, 8, 9, 10], salt="1")])
+    (second,) = sample(sampler, [call([*first.ids, 11, 12], seed=1, salt="1")])
     assert second.cached == len(first.ids) - 1  # the token sampled last was never fed
     assert gap(model, second) < TOLERANCE
-
-
-def test_a_prefix_under_another_salt_is_not_found(sampler: Sampler):
-    sample(sampler, [call([7, 8, 9, 10], salt="1")])
-    (second,) = sample(sampler, [call([7, 8, 9, 10], salt="2")])
-    assert second.cached == 0
+    (other,) = sample(sampler, [call([7, 8, 9, 10], salt="2")])
+    assert other.cached == 0
 
 
 def test_more_calls_than_slots_wait(sampler: Sampler, model: Decoder):
@@ -143,14 +139,8 @@ def test_a_stop_token_ends_a_call(sampler: Sampler):
 async def test_the_route_answers_as_vllm_does(sampler: Sampler, model: Decoder, language: TurnEncoder):
     app = Engine(sampler, language.vocab_size, language.end).app()
     async with TestClient(TestServer(app)) as client:
-        body = {
-            "model": MODEL,
-            "prompt": [7, 8, 9],
-            "max_tokens": 4,
-            "temperature": 1.0,
-            "seed": 3,
-            "prompt_logprobs": 1,
-        }
+        body = {"model": MODEL, "prompt": [7, 8, 9], "max_tokens": 4, "temperature": 1.0, "seed": 3}
+        body["prompt_logprobs"] = 1
         answer = await (await client.post("/v1/completions", json=body)).json()
         refused = await client.post("/v1/completions", json={**body, "prompt": [language.vocab_size]})
         too_long = await client.post("/v1/completions", json={**body, "max_tokens": 4000})
@@ -225,32 +215,14 @@ def rollouts_of(sampler: Sampler, language: TurnEncoder, question: Question, gro
             token_ids=second.ids,
             mask=[0] * prompt + [1] * len(first.logprobs) + [0] * observed + [1] * len(second.logprobs),
             logprobs=[0.0] * prompt + first.logprobs + [0.0] * observed + second.logprobs,
-            policy_versions=[
-                *[NOT_SAMPLED] * prompt,
-                *first.versions,
-                *[NOT_SAMPLED] * observed,
-                *second.versions,
-            ],
+            policy_versions=[*[NOT_SAMPLED] * prompt, *first.versions, *[NOT_SAMPLED] * observed, *second.versions],
             temperature=1.0,
             top_p=1.0,
             top_k=-1,
             logprob_kind="raw",
         )
-        members.append(
-            Rollout(
-                rollout_id=f"{group}-{replica}",
-                run_id="learn",
-                group_id=group,
-                group_size=8,
-                replica=replica,
-                environment="math",
-                outcome=Outcome(status="completed"),
-                score=Score(reward=float(replica in (1, 2, 6))),
-                segments=[segment],
-                accepted_at=1.0,
-                finished_at=2.0,
-            )
-        )
+        reward, name = float(replica in (1, 2, 6)), f"{group}-{replica}"
+        members.append(member(group, replica, 8, name=name, run_id="learn", reward=reward, segments=[segment]))
     return CompletedGroup(group_id=group, rollouts=tuple(members), cursor=8, resume_cursor=8)
 
 
@@ -283,18 +255,7 @@ def test_a_clean_update_passes_and_moves_the_policy(model: Decoder, groups: list
 
 
 CHANGES: dict[str, tuple[str, str, type[Exception], str]] = {
-    "learning rate 0": (
-        "LEARNING_RATE = 2e-4",
-        "LEARNING_RATE = 0.0",
-        CheckError,
-        "learning rate: the update moved no",
-    ),
-    "rewards shuffled": (
-        "rewards = torch.tensor([rollout.reward for rollout in rollouts])",
-        "rewards = torch.tensor([rollout.reward for rollout in rollouts])[torch.randperm(len(rollouts))]",
-        CheckError,
-        "advantages: those of .* do not follow from the rewards",
-    ),
+    "learning rate 0": ("LEARNING_RATE = 2e-4", "LEARNING_RATE = 0.0", CheckError, "learning rate: the update"),
     "mask shifted": (
         "mask=padded([segment.mask for segment in segments], torch.float64)",
         "mask=padded([segment.mask for segment in segments], torch.float64).roll(1, 1)",
@@ -307,12 +268,6 @@ CHANGES: dict[str, tuple[str, str, type[Exception], str]] = {
         CheckError,
         "mask: .* carry loss and were not sampled",
     ),
-    "observations unmasked": (
-        "mask=padded([segment.mask for segment in segments], torch.float64)",
-        "mask=padded([[1] * len(segment.mask) for segment in segments], torch.float64)",
-        MismatchError,
-        "tokens that carry loss were not sampled",
-    ),
     "last token of each turn without loss": (
         "mask=padded([segment.mask for segment in segments], torch.float64)",
         "mask=padded([[a * b for a, b in zip(s.mask, [*s.mask[1:], 0])] for s in segments], torch.float64)",
@@ -323,7 +278,7 @@ CHANGES: dict[str, tuple[str, str, type[Exception], str]] = {
         "advantages = (rewards - rewards.mean())",
         "advantages = (rewards.mean() - rewards)",
         CheckError,
-        "advantages: ",
+        "advantages: those of .* do not follow from the rewards",
     ),
     "loss with the wrong sign": ("return -(gain", "return (gain", CheckError, "gradient: that of"),
 }
@@ -341,11 +296,9 @@ def test_a_changed_line_is_found_and_named(model: Decoder, groups: list[Complete
 
 def test_rollouts_that_are_not_one_history_are_found(model: Decoder, groups: list[CompletedGroup]):
     first = groups[0].rollouts[0]
-    other_prompt = first.segments[0].model_copy(update={"token_ids": [9, *first.segments[0].token_ids[1:]]})
     retry = Retry(attempt=0, kind=FailureKind.INTERNAL, stage="run", message="drift")
     for change, error, reason in (
         ({"segments": [*first.segments, *first.segments]}, LearnError, "history: g0-0 has 2 segments"),
-        ({"segments": [other_prompt]}, CheckError, "history: the rollouts of g0 have 2 different prompts"),
         ({"retries": [retry]}, CheckError, "history: the service made g0-0 again"),
     ):
         members = (first.model_copy(update=change), *groups[0].rollouts[1:])
@@ -390,46 +343,11 @@ def report(greedy: float, sampled: float) -> Report:
 def test_what_was_reached_is_compared_with_the_goal():
     fine = Account(4000, 0, Counter({"completed": 4000}))
     judge(report(0.7, 0.6), FULL, fine)
-    for reached, account, reason in (
-        (report(0.5, 0.6), fine, r"greedy: accuracy 0\.00 -> 0\.50 .* wanted \+0\.6"),
-        (report(0.7, 0.4), fine, r"sampled: accuracy 0\.20 -> 0\.40 .* wanted \+0\.3"),
-        (report(0.7, 0.6), Account(4000, 1, Counter()), "rollouts: 1 of 4000 lost"),
+    for reached, goal, account, reason in (
+        (report(0.5, 0.6), FULL, fine, r"greedy: accuracy 0\.00 -> 0\.50 .* wanted \+0\.6"),
+        (report(0.7, 0.4), FULL, fine, r"sampled: accuracy 0\.20 -> 0\.40 .* wanted \+0\.3"),
+        (report(0.7, 0.6), FULL, Account(4000, 1, Counter()), "rollouts: 1 of 4000 lost"),
+        (report(0.79, 0.6), EASIER, fine, r"greedy: accuracy 0\.79 in the end, wanted 0\.8"),
     ):
         with pytest.raises(LearnError, match=reason):
-            judge(reached, FULL, account)
-
-
-def test_domains_other_than_math_have_to_reach_a_level():
-    with pytest.raises(LearnError, match=r"greedy: accuracy 0\.79 in the end, wanted 0\.8"):
-        judge(report(0.79, 0.6), EASIER, Account(4000, 0, Counter({"completed": 4000})))
-
-
-def test_costs_are_split_by_what_they_are_for():
-    done = report(0.7, 0.6)
-    done.steps = [{"waited": 1.0, "seconds": 4.0, "cpu_seconds": 0.5}] * 2
-    done.wall, done.cpu = {"warm-up": 30.0}, {"warm-up": 20.0, "engine": 9.0}
-    add_costs(done)
-    assert done.wall == {"warm-up": 30.0, "learning": 6.0, "waiting": 2.0}
-    assert done.idle == 0.25
-    assert done.cpu["learning"] == 1.0
-    assert done.cpu["engine"] == 9.0
-
-
-def test_cpu_time_of_a_server_is_told_from_that_of_its_children(tmp_path: Path):
-    burn = "import time\nwhile time.process_time() < 0.4: pass"
-    program = f"import signal, subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])\n"
-    program += "print('serving on http://127.0.0.1:1/v1', flush=True); signal.pause()"
-    cpu: dict[str, float] = {}
-    with server(Process("engine", [sys.executable, "-c", program], tmp_path / "log"), cpu) as address:
-        assert address == "http://127.0.0.1:1/v1"
-    assert 0.3 < cpu["children of the engine"] < 5
-    assert cpu["engine"] < cpu["children of the engine"]
-
-
-def test_the_closing_line():
-    done = report(0.71, 0.5)
-    done.seconds = 301.4
-    assert closing_line(done, "") == (
-        "learn: PASS greedy 0.00 -> 0.71, sampled 0.20 -> 0.50, mismatch 2e-05, rollouts 4000, seconds 301"
-    )
-    assert closing_line(done, "mask: two\nlines") == "learn: FAIL mask: two lines"
+            judge(reached, goal, account)

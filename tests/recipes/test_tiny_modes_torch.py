@@ -11,11 +11,12 @@ import trl_learn
 import vllm_learn
 from audit import LearnError
 from model import LLAMA, TINY, Decoder, Shape, token_logprobs
+from sample_records import record
 from sampler import Call, Sampler
 from tasks import Sum, TurnEncoder, train_tokenizer
 
 from prorl_gym.client import CompletedGroup
-from prorl_gym.records import NOT_SAMPLED, Outcome, Rollout, Score, Segment
+from prorl_gym.records import NOT_SAMPLED, Score, Segment
 
 TOLERANCE = 1e-9
 PROMPT = [7, 8, 9, 10]
@@ -48,19 +49,7 @@ def group_of(model: Decoder) -> CompletedGroup:
         top_k=-1,
         logprob_kind="raw",
     )
-    rollout = Rollout(
-        rollout_id="r",
-        run_id="learn",
-        group_id="g",
-        group_size=1,
-        replica=0,
-        environment="math",
-        outcome=Outcome(status="completed"),
-        score=Score(reward=1.0),
-        segments=[segment],
-        accepted_at=1.0,
-        finished_at=2.0,
-    )
+    rollout = record("r", run_id="learn", group_id="g", segments=[segment])
     return CompletedGroup(group_id="g", rollouts=(rollout,), cursor=1, resume_cursor=1)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from prorl_gym.client.wire_models import AcceptedRollout
 from prorl_gym.errors import Cause, FailureKind, cause_of
 from prorl_gym.records import Rollout, RolloutRequest
-from prorl_gym.rollout.ledger.encoding import decode_rollout
 from prorl_gym.rollout.protocol import Delivery
 
 EVERYTHING = ""
@@ -37,7 +36,7 @@ class Reader:
 
 @dataclass
 class Model:
-    """Also the ``Witness`` of each life."""
+    """What clients know, and what happens behind their backs."""
 
     promised: dict[str, RolloutRequest] = field(default_factory=dict[str, RolloutRequest])
     """Rollouts that were reported to a client as accepted."""
@@ -113,7 +112,7 @@ class Model:
             assert self.records[rollout_id] == delivery.record, f"{rollout_id}: its record changed"
             return
         self.records[rollout_id] = delivery.record
-        rollout = self.rollouts[rollout_id] = decode_rollout(delivery.record)
+        rollout = self.rollouts[rollout_id] = Rollout.model_validate_json(delivery.record)
         self.check(rollout, json.loads(delivery.record))
 
     def check(self, rollout: Rollout, raw: dict[str, Any]) -> None:
@@ -170,9 +169,9 @@ class Model:
             if rollout.group_id is not None and rollout.reward is not None:
                 groups.setdefault((rollout.run_id, rollout.group_id), set()).add(rollout.reward)
         for key, verdicts in self.verdicts.items():
-            assert not {"informative", "uninformative"} <= verdicts, f"{key}: {verdicts}"
-            if "informative" in verdicts:
-                assert len(groups[key]) > 1, f"{key}: informative by {groups[key]}"
+            assert not {"ready", "uninformative"} <= verdicts, f"{key}: {verdicts}"
+            if "ready" in verdicts:
+                assert len(groups[key]) > 1, f"{key}: ready by {groups[key]}"
             if "uninformative" in verdicts:
                 assert len(groups[key]) == 1, f"{key}: uninformative by {groups[key]}"
 

@@ -6,11 +6,13 @@ is not: engines answer from a script, sandboxes are empty, environments do what 
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from inspect import isfunction
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from prorl_gym.client.wire_models import AcceptedRollout
+from reliability_model import Model
+
 from prorl_gym.environments.protocol import Episode, RunContext
 from prorl_gym.errors import EngineError, FailureKind, RolloutError
 from prorl_gym.inference.balance.admission import AdmissionOptions
@@ -19,10 +21,10 @@ from prorl_gym.inference.balance.health_monitor import FailoverOptions
 from prorl_gym.inference.protocol import GenerationRequest
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.turn_log import TurnLog
-from prorl_gym.records import Message, Rollout, RolloutRequest
+from prorl_gym.records import Message
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, LedgerError, LedgerFullError
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
-from prorl_gym.rollout.protocol import Job, Ledger
+from prorl_gym.rollout.protocol import Job
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
 from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
@@ -36,27 +38,17 @@ STAGE_SECONDS = 0.15
 PARKED = 3
 _LOOPS = 2
 """Tasks of a service that run as long as it dispatches."""
-_METHODS = {name: method for name, method in vars(Ledger).items() if not name.startswith("_")}
+_METHODS = {name: one for name, one in vars(SqliteLedger).items() if isfunction(one) and not name.startswith("_")}
 _READS = {
-    *(Ledger.pending_jobs, Ledger.next_jobs, Ledger.get, Ledger.requests, Ledger.read_records, Ledger.summaries),
-    *(Ledger.list_rollouts, Ledger.analyze, Ledger.list_problems),
-    *(Ledger.unacknowledged, Ledger.demands, Ledger.policy_versions, Ledger.usage),
+    *(SqliteLedger.pending_jobs, SqliteLedger.next_jobs, SqliteLedger.get, SqliteLedger.requests),
+    *(SqliteLedger.read_records, SqliteLedger.summaries),
+    *(SqliteLedger.list_rollouts, SqliteLedger.analyze, SqliteLedger.list_problems),
+    *(SqliteLedger.unacknowledged, SqliteLedger.demands, SqliteLedger.policy_versions, SqliteLedger.usage),
 }
-_UNHARMED = {Ledger.recover, Ledger.collect_garbage, Ledger.close}
+_UNHARMED = {SqliteLedger.recover, SqliteLedger.collect_garbage, SqliteLedger.close}
 """Writes that a broken disk does not fail here: no story begins with one, and a life has to end."""
 WRITES = {name for name, method in _METHODS.items() if method not in _READS | _UNHARMED}
-"""Methods that a broken disk fails: every method of ``Ledger``, also one that is new, that is not named above."""
-
-
-class Witness(Protocol):
-    """Sees what really happens, behind the back of the client."""
-
-    def wrote(self, rollout: Rollout, cursor: int | None) -> None: ...
-    def took(self, requests: Sequence[RolloutRequest], answers: Sequence[AcceptedRollout]) -> None: ...
-    def wants_cancelled(self, ids: Sequence[str]) -> None: ...
-    def noted_cancel(self, ids: Sequence[str]) -> None: ...
-    def began(self, rollout_id: str) -> None: ...
-    def refused(self, write: str) -> None: ...
+"""Methods that a broken disk fails: every method of the ledger, also one that is new, that is not named above."""
 
 
 class MortalLedger:
@@ -65,35 +57,35 @@ class MortalLedger:
     ``full`` refuses what is new, ``broken`` everything that writes, as a disk does.
     """
 
-    def __init__(self, inner: SqliteLedger, witness: Witness) -> None:
+    def __init__(self, inner: SqliteLedger, model: Model) -> None:
         self.inner = inner
         self.dead = False
         self.full = False
         self.broken = False
-        self._witness = witness
+        self._model = model
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = _METHODS[name]
 
         async def call(*args: Any, **named: Any) -> Any:
             await self._alive()
-            if method is Ledger.cancel:
-                self._witness.wants_cancelled(args[0])
+            if method is SqliteLedger.cancel:
+                self._model.wants_cancelled(args[0])
             if self.broken and name in WRITES:
-                self._witness.refused(name)
+                self._model.refused(name)
                 raise LedgerError("the disk is broken.", "Nothing to do: this is a test.")
-            if self.full and method in (Ledger.add_rollouts, Ledger.add_and_begin):
+            if self.full and method in (SqliteLedger.add_rollouts, SqliteLedger.add_and_begin):
                 raise LedgerFullError("the disk is full.", "Nothing to do: this is a test.")
             answer = await getattr(self.inner, name)(*args, **named)
             await self._alive()
-            if method is Ledger.finish:
-                self._witness.wrote(args[0], answer)
-            elif method is Ledger.add_rollouts:
-                self._witness.took(args[0], answer)
-            elif method is Ledger.add_and_begin:
-                self._witness.took(args[0], answer[0])
-            elif method is Ledger.cancel:
-                self._witness.noted_cancel(args[0])
+            if method is SqliteLedger.finish:
+                self._model.wrote(args[0], answer)
+            elif method is SqliteLedger.add_rollouts:
+                self._model.took(args[0], answer)
+            elif method is SqliteLedger.add_and_begin:
+                self._model.took(args[0], answer[0])
+            elif method is SqliteLedger.cancel:
+                self._model.noted_cancel(args[0])
             return answer
 
         return call
@@ -150,19 +142,19 @@ def thinking(seed: int) -> Callable[[GenerationRequest], Reply]:
 class WatchedSource(ModelPolicySource):
     """Tells whose agent begins."""
 
-    def __init__(self, pool: EnginePool, codec: ChatCodec, witness: Witness) -> None:
+    def __init__(self, pool: EnginePool, codec: ChatCodec, model: Model) -> None:
         super().__init__(pool, codec)
-        self._witness = witness
+        self._model = model
 
     def open_session(self, job: Job, settings: ResolvedSettings, turn_log: TurnLog | None = None) -> Any:
-        self._witness.began(job.request.rollout_id)
+        self._model.began(job.request.rollout_id)
         return super().open_session(job, settings, turn_log)
 
 
 class World:
     """One life: from a start on what the ledger's file holds to a stop, or to sudden death."""
 
-    def __init__(self, ledger: MortalLedger, codec: ChatCodec, witness: Witness) -> None:
+    def __init__(self, ledger: MortalLedger, codec: ChatCodec, model: Model) -> None:
         self.ledger = ledger
         self.backend = FailingBackend()
         self.engines = [FakeEngine(f"engine-{n}", thinking(n)) for n in range(2)]
@@ -178,12 +170,12 @@ class World:
         )
         self.runner = InProcessRunner(
             environment_lookup(Talker("one", limits), Talker("two", limits)),
-            WatchedSource(self.pool, codec, witness),
+            WatchedSource(self.pool, codec, model),
             self.backend,
             RunnerConfig(queue=3, init=2, ready=1, run=5, eval=2, parked=PARKED, cleanup_seconds=1),
         )
         self.service = RolloutService(
-            cast("Ledger", ledger),
+            cast("SqliteLedger", ledger),
             self.runner,
             RetryConfig(pause_seconds=0.001, longest_pause_seconds=0.004, restarts=1000, ledger_pause_seconds=0.005),
             {"two": 2.0},
@@ -191,14 +183,14 @@ class World:
         self.at_work: dict[str, None] = {}
         """Rollouts that the runner has had, without a record."""
         self._is_serving = False
-        self.service.add_stage_observer(lambda event: self.at_work.setdefault(event.rollout_id))
-        self.service.add_record_observer(lambda rollout: self.at_work.pop(rollout.rollout_id, None))
+        self.service.stage_observers.append(lambda event: self.at_work.setdefault(event.rollout_id))
+        self.service.record_observers.append(lambda rollout: self.at_work.pop(rollout.rollout_id, None))
 
     @classmethod
-    async def open(cls, path: Path, codec: ChatCodec, witness: Witness) -> "World":
+    async def open(cls, path: Path, codec: ChatCodec, model: Model) -> "World":
         """Open a file; nothing is served before ``begin``."""
         inner = await SqliteLedger.open(LedgerConfig(path=path))
-        return cls(MortalLedger(inner, witness), codec, witness)
+        return cls(MortalLedger(inner, model), codec, model)
 
     async def begin(self) -> None:
         """Serve."""
@@ -235,19 +227,19 @@ class World:
 
     def held(self) -> dict[str, int]:
         """What is taken and was not given back; empty when all of it was."""
-        runner, engines = self.runner.snapshot(), self.pool.snapshot()
+        engines, pools = self.pool.snapshot(), self.runner.pools.by_name
         counts = {
             "entries": self.service.pending,
-            "attempts": runner.attempts,
-            "tasks of the runner": runner.tasks,
-            **{f"slots of {name}": pool.busy for name, pool in runner.pools.items()},
-            **{f"waits for {name}": pool.waiting for name, pool in runner.pools.items()},
+            "attempts": len(self.runner.attempts),
+            "tasks of the runner": len(self.runner.supervisors),
+            **{f"slots of {name}": pool.busy for name, pool in pools.items()},
+            **{f"waits for {name}": pool.waiting for name, pool in pools.items()},
             "sandboxes": self.backend.sandbox_count,
             "calls": sum(engine.in_flight for engine in engines.engines),
             "sessions of engines": engines.admission.sessions,
             "live at engines": engines.admission.live,
             "waiting for engines": engines.admission.waiting,
-            "tasks": self.service.task_count - (_LOOPS if self._is_serving else 0),
+            "tasks": len(self.service.tasks) - (_LOOPS if self._is_serving else 0),
         }
         return {name: count for name, count in counts.items() if count}
 

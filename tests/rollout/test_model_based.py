@@ -18,18 +18,18 @@ from reliability_model import EVERYTHING, Model, Reader
 from reliability_world import PARKED, WRITES, World
 
 from prorl_gym.demand import Demand, RedundantHandling
-from prorl_gym.errors import ConflictError, GoneError, NotFoundError, ShuttingDownError
+from prorl_gym.errors import ConflictError, GoneError, ShuttingDownError
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.records import Outcome, Rollout, RolloutRequest, Score
 from prorl_gym.rollout.ledger.ledger_config import LedgerError
-from prorl_gym.rollout.protocol import Ledger
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 
 RUNS = ("a", "b", "c")
 CROWD = 120
 """Nothing more is submitted while so many are pending."""
 INFRASTRUCTURE = ("sandbox_lost", "sandbox_unavailable", "engine_timeout", "grader_failed", "crash", "hang")
-BEGIN = Ledger.begin_attempt.__name__
+BEGIN = SqliteLedger.begin_attempt.__name__
 STORY = {
     "submit": 14,
     "submit_group": 14,
@@ -58,7 +58,7 @@ STORY = {
     "acknowledge_rollouts": 3,
     "collect": 1,
     "ask": 5,
-    "ask_verdict": 6,
+    "look_at_verdicts": 6,
     "second_record": 3,
     "look": 4,
     "let_work": 20,
@@ -112,7 +112,7 @@ class Story:
                     assert self.world.ledger.full or self.world.ledger.broken
             self.done[name] += 1
             assert self.model.complaints == [], name
-            jobs = self.world.runner.snapshot().pools["jobs"]
+            jobs = self.world.runner.pools.by_name["jobs"]
             assert jobs.busy <= jobs.size + PARKED  # an agent that was parked goes on beside those that are there
             for _ in range(self.dice.randrange(6)):
                 await asyncio.sleep(0)
@@ -363,13 +363,13 @@ class Story:
     async def acknowledge(self) -> None:
         run = self.dice.choice(RUNS)
         upto = min(self.model.readers.get(run, Reader()).cursor, self.model.readers[EVERYTHING].cursor)
-        await self.world.service.acknowledge(run, upto)
+        await self.world.service.ledger.acknowledge(run, upto)
         self.model.released[run] = max(upto, self.model.released.get(run, 0))
 
     async def acknowledge_rollouts(self) -> None:
         received = self.model.readers.get(self.dice.choice(RUNS), Reader()).seen & self.model.readers[EVERYTHING].seen
         few = self.dice.sample(sorted(received), min(len(received), 2))
-        await self.world.service.acknowledge_rollouts([*few, "stranger"])
+        await self.world.service.ledger.acknowledge_rollouts([*few, "stranger"])
         self.model.released_ids.update(few)
 
     async def collect(self) -> None:
@@ -387,21 +387,12 @@ class Story:
             return
         assert before is None or rollout == before
 
-    async def ask_verdict(self) -> None:
-        wanted = self.world.service.demands()
-        asked = [one for one in self.model.promised.values() if one.group_id is not None and one.run_id in wanted]
-        if not asked:
-            return
-        request = self.dice.choice(asked[-40:])
-
-        async def wait(run_id: str, group_id: str) -> None:
-            try:
-                verdict = await self.world.service.wait_for_verdict(request.rollout_id)
-            except (NotFoundError, ShuttingDownError):
-                return
-            self.model.judged(run_id, group_id, verdict)
-
-        self._spawn(wait(request.run_id, str(request.group_id)))
+    async def look_at_verdicts(self) -> None:
+        for run_id, scheduler in self.world.service.groups.schedulers.items():
+            asked = [one for one in self.model.promised.values() if one.group_id is not None and one.run_id == run_id]
+            for group_id in {str(one.group_id) for one in asked}:
+                if (settled := scheduler.results.settled.get(group_id)) is not None:
+                    self.model.judged(run_id, group_id, settled.state)
 
     async def second_record(self) -> None:
         """A finished rollout is finished again: the first record stays."""
@@ -415,7 +406,7 @@ class Story:
         assert status.queued + status.running == self.world.service.pending
         assert status.ready or self.world.ledger.broken or status.problem
         for run in RUNS:
-            self.world.service.groups_status(run)
+            self.world.service.groups.status(run)
 
     async def let_work(self) -> None:
         await asyncio.sleep(self.dice.choice([0.0, 0.001, 0.004]))

@@ -17,11 +17,11 @@ NO_ROLLOUT_WAITS = {
     ("control_checks.py", "_ControlChecks"): "bounds the sandboxes of one grading, its own",
     ("node.py", "Node"): "the node waits for signals and messages, no rollout",
     ("node.py", "_Held"): "says that an attempt is over; Node waits for it, for an earlier attempt that was given up",
-    ("exchange.py", "Outbox"): "requests wait for messages",
+    ("wire.py", "Outbox"): "requests wait for messages",
     ("members.py", "ChangeSignal"): "what CallGate and EnginePool wait with",
     ("open_ledger.py", "_flock"): "does not wait: a locked file is refused",
     ("runner.py", "InProcessRunner"): "events, without a bound: putting one never waits",
-    ("service.py", "RolloutService"): "readers wait for records",
+    ("interactive_process.py", "OutputStream"): "the reader of a program's output, which a stage's deadline bounds",
     ("locks.py", "try_lock"): "does not wait; locked does, in the table",
 }
 """Where something waits that is no rollout, or nothing does, by the file's and the top-level name; and why."""

@@ -29,6 +29,7 @@ async def main(name: BackendName, count: int, scratch: str) -> None:
     boxes = [await backend.start_sandbox(SandboxSpec()) for _ in range(count)]
     for box in boxes:
         await (await box.shell()).run_command(BUSY, timeout=10)
+        await (await box.python()).run_cell("import subprocess; subprocess.Popen(['sleep', '1000'])", timeout=30)
     print(json.dumps({"spawner": await backend.spawner_pid(), "boxes": [box.id for box in boxes]}), flush=True)
     await asyncio.Event().wait()
 

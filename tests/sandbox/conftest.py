@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from sandbox_support import (
+    DEBIAN_IMAGE,
     SECRET,
+    closing,
     give_to_sandboxes,
     kernel_has_user_namespaces,
     make_tiny_image,
@@ -47,6 +49,17 @@ def tiny_image(ground: Path) -> Path:
     return make_tiny_image(ground / "tiny")
 
 
+@pytest.fixture(scope="module")
+def debian_image() -> str:
+    """A real distribution's image."""
+    if not DEBIAN_IMAGE.is_dir():
+        reason = f"normal outside CI: there is no {DEBIAN_IMAGE}; to have it, run .ci/base-image (needs a network)"
+        if "apptainer" in os.environ.get("PRORL_GYM_REQUIRE", ""):
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    return str(DEBIAN_IMAGE)
+
+
 @pytest.fixture(scope="session")
 def scratch(ground: Path) -> Path:
     path = ground / "scratch"
@@ -68,9 +81,8 @@ def own_scratch(ground: Path) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend(backend_name: BackendName, scratch: Path) -> AsyncIterator[NamespaceBackend]:
     os.environ["PRORL_GYM_TEST_SECRET"] = SECRET
-    backend = NamespaceBackend(backend_name, SandboxConfig(scratch=scratch))
-    yield backend
-    await backend.close()
+    async with closing(NamespaceBackend(backend_name, SandboxConfig(scratch=scratch))) as backend:
+        yield backend
     del os.environ["PRORL_GYM_TEST_SECRET"]
 
 
@@ -78,22 +90,35 @@ async def backend(backend_name: BackendName, scratch: Path) -> AsyncIterator[Nam
 async def impatient_backend(backend_name: BackendName, scratch: Path) -> AsyncIterator[NamespaceBackend]:
     """Waits a second at most for file operations, and less for python."""
     timeouts = GuestTimeouts(file_stall=1.0, python_start=0.4)
-    backend = NamespaceBackend(backend_name, SandboxConfig(scratch=scratch), timeouts=timeouts)
-    yield backend
-    await backend.close()
+    async with closing(NamespaceBackend(backend_name, SandboxConfig(scratch=scratch), timeouts=timeouts)) as backend:
+        yield backend
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def box(backend: NamespaceBackend) -> AsyncIterator[RunningSandbox]:
     """One host-``/usr`` sandbox for all tests of a module that only look."""
-    box = await backend.start_sandbox(SandboxSpec())
-    yield box
-    await box.close()
+    async with closing(await backend.start_sandbox(SandboxSpec())) as box:
+        yield box
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def fresh(backend: NamespaceBackend) -> AsyncIterator[RunningSandbox]:
+    """A sandbox of this test alone, which it may ruin."""
+    async with closing(await backend.start_sandbox(SandboxSpec())) as box:
+        yield box
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own_backend(backend_name: BackendName, own_scratch: Path) -> AsyncIterator[NamespaceBackend]:
+    """A backend of this test alone, whose spawner it may kill."""
+    async with closing(NamespaceBackend(backend_name, SandboxConfig(scratch=own_scratch))) as backend:
+        yield backend
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def small_box(backend: NamespaceBackend) -> AsyncIterator[RunningSandbox]:
     """A sandbox with little room."""
-    box = await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(root_size=8 << 20, shm_size=1 << 20)))
-    yield box
-    await box.close()
+    async with closing(
+        await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(root_size=8 << 20, shm_size=1 << 20)))
+    ) as box:
+        yield box

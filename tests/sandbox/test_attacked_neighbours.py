@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import re
-import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
@@ -12,15 +11,14 @@ from typing import Any
 
 import pytest
 from loop_watch import LoopWatch
-from sandbox_support import kernel_has_user_namespaces
+from quick_server import listening
+from sandbox_support import PRELUDE, closing, kernel_has_user_namespaces
 from scripted_sessions import ScriptedPolicies
-from test_attacks_on_the_guest import PRELUDE as GUEST_PRELUDE
 from test_files import HOLD, HOLD_TEXT, KILL, STOP
-from test_hidden_memory import PRELUDE, WAYS
+from test_hidden_memory import MEMORY_PRELUDE, WAYS
 
 from prorl_gym.api.app import create_app
 from prorl_gym.api.app_context import AppContext
-from prorl_gym.api.http.http_server import HttpServer
 from prorl_gym.client import Client
 from prorl_gym.environments import registry
 from prorl_gym.environments.playback import gold_steps, wrong_steps
@@ -42,9 +40,8 @@ LIMITS = SandboxLimits(
     memory=128 * MB, total_memory=128 * MB, shm_size=32 * MB, root_size=512 * MB, processes=100, cpu_seconds=20
 )
 PROGRAMS = {
-    **{way: PRELUDE + script + "\ntime.sleep(1)" for way, script in WAYS.items()},
-    "limits of pid 1": GUEST_PRELUDE
-    + "for k in range(16):\n  try: resource.prlimit(1, k, (0, 0))\n  except OSError: pass",
+    **{way: MEMORY_PRELUDE + script + "\ntime.sleep(1)" for way, script in WAYS.items()},
+    "limits of pid 1": PRELUDE + "for k in range(16):\n  try: resource.prlimit(1, k, (0, 0))\n  except OSError: pass",
     "all killed": KILL,
     "all stopped": STOP,
     "much output": "import os\nwhile True: os.write(1, b'x' * 65536)",
@@ -106,13 +103,10 @@ class Attackers:
         names = list(ATTACKS)
         while True:
             for name in (*names[first:], *names[:first]):
-                box = await self._backend.start_sandbox(SandboxSpec(limits=LIMITS))
-                try:
+                async with closing(await self._backend.start_sandbox(SandboxSpec(limits=LIMITS))) as box:
                     with contextlib.suppress(SandboxError, OSError):
                         await ATTACKS[name](box)
                     self.done[name] += 1
-                finally:
-                    await box.close()
 
 
 def is_right(request: RolloutRequest) -> bool:
@@ -158,17 +152,12 @@ async def test_no_attack_changes_the_reward_of_a_neighbour() -> None:
     runner = InProcessRunner(registry.get, ScriptedPolicies(steps_of), backend, RunnerConfig(init=2, run=2, eval=2))
     service = RolloutService(MemoryLedger(), runner, RetryConfig(pause_seconds=0.001))
     await service.start()
-    server = HttpServer(create_app(AppContext.create(service), TOKEN))
     try:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with listening(create_app(AppContext(service), TOKEN)) as url:
             async with LoopWatch() as watch, attacked(backend) as attackers:
                 rounds = [await rewards_of(url, asked, "round-0")]
                 while set(attackers.done) != set(ATTACKS):  # every attack is to run beside some rollout
                     rounds.append(await rewards_of(url, asked, f"round-{len(rounds)}"))
-            server.should_exit = True
-            await serving
     finally:
         service.begin_shutdown()
         await service.stop(drain=False)

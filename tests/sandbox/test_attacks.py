@@ -10,34 +10,17 @@ import uuid
 from pathlib import Path
 
 import pytest
-from sandbox_support import SECRET, children_of
+from sandbox_support import SECRET, bash, closing, needs_python, pids_of, python
 
-from prorl_gym.sandbox.protocol import ExecResult, Mount, SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.protocol import Mount, SandboxLimits, SandboxSpec
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
-from prorl_gym.sandbox.spawner.scratch import read_state
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-needs_python = pytest.mark.skipif(not os.path.exists("/usr/bin/python3"), reason="the host has no /usr/bin/python3")
-
-
-async def bash(box: RunningSandbox, script: str) -> ExecResult:
-    return await box.exec(["/bin/bash", "-c", script], timeout=20)
-
-
-async def python(box: RunningSandbox, script: str) -> ExecResult:
-    return await box.exec(["/usr/bin/python3", "-c", script], timeout=20)
 
 
 def read(path: str) -> str:
     return Path(path).read_text()
-
-
-def host_pids(backend: NamespaceBackend, box: RunningSandbox) -> list[int]:
-    state = read_state(backend.scratch / box.id, "")
-    assert state is not None and state.init is not None
-    return children_of(state.init.pid)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +63,7 @@ async def test_host_settings_are_unchanged_after_an_attempt(box: RunningSandbox)
 
 async def test_host_root_is_not_mapped(backend: NamespaceBackend, box: RunningSandbox) -> None:
     await box.shell()  # so that there is a payload
-    pids = host_pids(backend, box)
+    pids = pids_of(backend, box)
     assert len(pids) >= 2
     for pid in pids:
         for line in read(f"/proc/{pid}/uid_map").splitlines():
@@ -110,13 +93,10 @@ async def test_setuid_program_of_the_host_root_stays_powerless(backend: Namespac
     os.chmod(tools, 0o755)
     shutil.copy("/usr/bin/cat", tools / "cat")
     os.chmod(tools / "cat", 0o4755)
-    box = await backend.start_sandbox(SandboxSpec(mounts=(Mount(str(tools), "/tools"),)))
-    try:
+    async with closing(await backend.start_sandbox(SandboxSpec(mounts=(Mount(str(tools), "/tools"),)))) as box:
         status = (await box.exec(["/tools/cat", "/proc/self/status"], timeout=10)).stdout.decode()
         assert "Uid:\t0\t0\t0\t0\n" in status  # as inside; an effective host root would read 65534
         assert (await bash(box, "touch /tools/x")).exit_code != 0
-    finally:
-        await box.close()
 
 
 async def test_host_accounts_are_not_there(box: RunningSandbox) -> None:
@@ -135,12 +115,8 @@ async def test_host_files_are_not_there(box: RunningSandbox, ground: Path) -> No
     assert (await bash(box, f"find / -xdev -name '{name}' 2>/dev/null")).stdout == b""
 
 
-async def test_a_fresh_sandbox_is_empty(backend: NamespaceBackend) -> None:
-    box = await backend.start_sandbox(SandboxSpec())
-    try:
-        listed = await bash(box, "ls -A /tmp /var/tmp /home /root /run /mnt /srv /opt /opt/bin /sys /workspace")
-    finally:
-        await box.close()
+async def test_a_fresh_sandbox_is_empty(fresh: RunningSandbox) -> None:
+    listed = await bash(fresh, "ls -A /tmp /var/tmp /home /root /run /mnt /srv /opt /opt/bin /sys /workspace")
     assert [line for line in listed.stdout.split(b"\n") if line and not line.endswith(b":")] == [b"bin", b"python"]
 
 
@@ -199,23 +175,18 @@ async def test_init_cannot_be_traced(box: RunningSandbox) -> None:
     assert (await python(box, script)).stdout.decode() == f"-1 {errno.EPERM}\n"
 
 
-async def test_other_sandboxes_are_not_there(backend: NamespaceBackend, box: RunningSandbox) -> None:
-    other = await backend.start_sandbox(SandboxSpec())
-    try:
-        await other.write_file("/tmp/of-the-other", b"x")
-        await (await other.shell()).run_command("sleep 54.321 &", timeout=5)
-        found = await bash(
-            box, "find / -xdev -name of-the-other 2>/dev/null; cat /proc/[0-9]*/cmdline | grep -a -c '54[.]321'"
-        )
-        assert found.stdout == b"0\n"
-        assert (await bash(box, f"ls {backend.scratch}")).exit_code != 0
-    finally:
-        await other.close()
+async def test_other_sandboxes_are_not_there(
+    backend: NamespaceBackend, box: RunningSandbox, fresh: RunningSandbox
+) -> None:
+    await fresh.write_file("/tmp/of-the-other", b"x")
+    await (await fresh.shell()).run_command("sleep 54.321 &", timeout=5)
+    search = "find / -xdev -name of-the-other 2>/dev/null; cat /proc/[0-9]*/cmdline | grep -a -c '54[.]321'"
+    assert (await bash(box, search)).stdout == b"0\n"
+    assert (await bash(box, f"ls {backend.scratch}")).exit_code != 0
 
 
 @needs_python
 async def test_fork_bomb_is_bounded(backend: NamespaceBackend) -> None:
-    box = await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(processes=40)))
     bomb = """
 import os, time
 made = 0
@@ -227,26 +198,27 @@ try:
 except OSError as error:
     print(made, error.errno)
 """
-    try:
+    async with closing(await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(processes=40)))) as box:
         made, number = map(int, (await python(box, bomb)).stdout.split())
         assert 20 < made < 40 and number == errno.EAGAIN
         assert (await bash(box, "echo recovered")).stdout == b"recovered\n"
-    finally:
-        await box.close()
+
+
+async def fill(box: RunningSandbox, place: str) -> int:
+    """Write more to a place than it may take; return how much it took."""
+    result = await bash(box, f"head -c 30000000 /dev/zero > {place}/big; stat -c %s {place}/big; rm {place}/big")
+    assert b"No space left" in result.stderr
+    return int(result.stdout)
 
 
 @pytest.mark.parametrize("place", ["/", "/tmp", "/var/tmp", "/usr", "/workspace", "/run", "/root", "/etc"])
 async def test_disk_limit_holds_everywhere(small_box: RunningSandbox, place: str) -> None:
-    result = await bash(small_box, f"head -c 30000000 /dev/zero > {place}/big; stat -c %s {place}/big; rm {place}/big")
-    assert b"No space left" in result.stderr
-    assert 0 < int(result.stdout) <= 8 << 20
+    assert 0 < await fill(small_box, place) <= 8 << 20
 
 
 @pytest.mark.parametrize(("place", "limit"), [("/dev/shm", 1 << 20), ("/dev", 256 << 10)])
 async def test_memory_backed_places_have_their_own_limit(small_box: RunningSandbox, place: str, limit: int) -> None:
-    result = await bash(small_box, f"head -c 30000000 /dev/zero > {place}/big; stat -c %s {place}/big; rm {place}/big")
-    assert b"No space left" in result.stderr
-    assert 0 < int(result.stdout) <= limit
+    assert 0 < await fill(small_box, place) <= limit
 
 
 @pytest.mark.default

@@ -1,22 +1,13 @@
 """A payload that turns on what serves its own sandbox: it breaks nothing, or pays for it."""
 
 import asyncio
-import platform
 
 import pytest
+from sandbox_support import PRELUDE, on_x86_64, python_output
 
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
-
-PRELUDE = "import ctypes, errno, os, resource, signal, sys, time\nc = ctypes.CDLL(None, use_errno=True)\n"
-on_x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers and code of x86")
-
-
-async def python(box: RunningSandbox, script: str, seconds: float = 20.0) -> str:
-    result = await box.exec(["/usr/bin/python3", "-c", PRELUDE + script], timeout=seconds)
-    assert result.exit_code == 0 and not result.timed_out, result
-    return result.stdout.decode().strip()
 
 
 @pytest.mark.parametrize("limit", ["NOFILE", "NPROC", "AS", "CPU"])
@@ -27,7 +18,7 @@ try:
 except OSError as failure:
     print(errno.errorcode[failure.errno])
 """
-    assert await python(box, script) == "EPERM"
+    assert await python_output(box, script) == "EPERM"
     assert (await box.exec(["true"], timeout=10)).exit_code == 0
 
 
@@ -45,7 +36,7 @@ while time.monotonic() < end:
         except OSError:
             pass
 """
-    await python(box, race)
+    await python_output(box, race)
     for _ in range(40):
         assert (await box.exec(["true"], timeout=10)).exit_code == 0
 
@@ -55,7 +46,7 @@ async def test_limits_of_the_own_process_can_still_be_set_and_others_read(box: R
 resource.prlimit(0, resource.RLIMIT_NOFILE, (77, 77))
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(resource.prlimit(os.getpid(), resource.RLIMIT_CPU)))
 """
-    assert await python(box, script) == "77 2"
+    assert await python_output(box, script) == "77 2"
     assert (await box.exec(["/bin/bash", "-c", "ulimit -n 50; ulimit -n"], timeout=10)).stdout == b"50\n"
 
 
@@ -76,7 +67,7 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(resource.prlimit(os.get
     ],
 )
 async def test_the_guest_cannot_be_slowed_down(box: RunningSandbox, call: str) -> None:
-    assert await python(box, f"print(c.syscall({call}), errno.errorcode[ctypes.get_errno()])") == "-1 EPERM"
+    assert await python_output(box, f"print(c.syscall({call}), errno.errorcode[ctypes.get_errno()])") == "-1 EPERM"
 
 
 @on_x86_64
@@ -90,7 +81,7 @@ page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXE
 page.write(bytes.fromhex("{code}"))
 print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))())
 """
-    assert await python(box, script) == "-1"
+    assert await python_output(box, script) == "-1"
 
 
 async def test_threads_may_choose_their_own_processors_and_priority(box: RunningSandbox) -> None:
@@ -103,7 +94,7 @@ os.setpriority(os.PRIO_PROCESS, 0, now + 1)
 os.setpriority(os.PRIO_PROCESS, os.getpid(), now + 2)
 print(os.nice(0) - now)
 """
-    assert await python(box, script) == "2"
+    assert await python_output(box, script) == "2"
 
 
 async def test_threads_and_programs_start_without_clone3(box: RunningSandbox) -> None:
@@ -114,7 +105,7 @@ thread.start()
 thread.join()
 print(c.syscall(435, 0, 0), errno.errorcode[ctypes.get_errno()])
 """
-    assert await python(box, script) == "0\n-1 ENOSYS"
+    assert await python_output(box, script) == "0\n-1 ENOSYS"
 
 
 LEAVE = {
@@ -157,7 +148,7 @@ while time.monotonic() < end:
             pass
 print(any(re.search(b"spawner|prorl_gym|scratch", line) for line in seen if b"re.search" not in line))
 """
-    watching = asyncio.ensure_future(python(box, watch))
+    watching = asyncio.ensure_future(python_output(box, watch))
     while not watching.done():
         await box.exec(["true"], timeout=10)
     assert await watching == "False"

@@ -1,33 +1,32 @@
-"""Starting, refusing, cancelling and closing: the backend as the pipeline uses it."""
+"""Starting, refusing, cancelling and closing, and listening: the backend as the pipeline uses it."""
 
 import asyncio
 import os
 import shutil
+import socket
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sandbox_support import give_to_sandboxes, sandbox_uid
+from sandbox_support import closing, fails_as, give_to_sandboxes, sandbox_uid
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.protocol import HOST_IMAGE, Mount, SandboxSpec
+from prorl_gym.sandbox.protocol import Mount, SandboxSpec
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
+from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def make_image(ground: Path, build: Callable[[Path], None]) -> Path:
+@pytest.fixture
+def image(ground: Path) -> Path:
+    """An image of nothing but a shell, which leads nowhere."""
     path = Path(tempfile.mkdtemp(dir=ground))
-    build(path)
-    give_to_sandboxes(path)
-    return path
-
-
-def with_shell(path: Path) -> None:
     (path / "bin").mkdir()
     (path / "bin/bash").symlink_to("/nowhere")
+    give_to_sandboxes(path)
+    return path
 
 
 async def refusal(backend: NamespaceBackend, spec: SandboxSpec) -> SandboxError:
@@ -37,23 +36,50 @@ async def refusal(backend: NamespaceBackend, spec: SandboxSpec) -> SandboxError:
     return caught.value
 
 
-async def test_missing_image(backend: NamespaceBackend, ground: Path) -> None:
-    error = await refusal(backend, SandboxSpec(image=str(ground / "nowhere")))
-    assert error.kind is FailureKind.IMAGE_MISSING
-    assert error.what == f"image {ground}/nowhere: No such file or directory."
+@pytest.mark.parametrize(
+    ("spec", "kind", "what"),
+    [
+        (SandboxSpec(image="/no/where"), FailureKind.IMAGE_MISSING, "image /no/where: No such file or directory."),
+        (
+            SandboxSpec(mounts=(Mount("/does/not/exist", "/x"),)),
+            *(FailureKind.SANDBOX_UNAVAILABLE, "mount source /does/not/exist: No such file or directory."),
+        ),
+        (
+            SandboxSpec(env={"X": "y" * 300_000}),
+            *(FailureKind.SANDBOX_UNAVAILABLE, "the sandbox's spec has 300"),
+        ),
+    ],
+    ids=["image", "mount", "spec too long to send"],
+)
+async def test_a_start_that_cannot_be_is_refused_in_words(
+    backend: NamespaceBackend, spec: SandboxSpec, kind: FailureKind, what: str
+) -> None:
+    error = await refusal(backend, spec)
+    assert error.kind is kind and error.what.startswith(what)
 
 
-@pytest.mark.parametrize("image", ["docker://debian:12", "prorl-python", "images/base"])
+@pytest.mark.parametrize("image", ["docker://debian:12", "prorl-python", "images/base", "./host"])
 async def test_image_that_takes_a_store_names_its_setting(backend: NamespaceBackend, image: str) -> None:
     error = await refusal(backend, SandboxSpec(image=image))
     assert error.kind is FailureKind.IMAGE_MISSING
     assert image in error.what and "without an image store" in error.what and "sandbox.images" in error.fix
 
 
-@pytest.mark.parametrize("env", [{"A=B": "x"}, {"": "x"}, {"A": "x\0y"}, {"A\0": "x"}])
-async def test_variables_that_no_program_can_have(backend: NamespaceBackend, env: dict[str, str]) -> None:
-    error = await refusal(backend, SandboxSpec(env=env))
-    assert error.what.startswith(f"env: {next(iter(env))!r} cannot be a variable")
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        *((SandboxSpec(env={name: "x"}), f"env: {name!r} cannot be a variable") for name in ("A=B", "", "A\0")),
+        (SandboxSpec(env={"A": "x\0y"}), "env: 'A' cannot be a variable"),
+        (SandboxSpec(env={"A\ud800": "x"}), "contains U+D800"),
+        (SandboxSpec(env={"A": "\ud800"}), "contains U+D800"),
+        (SandboxSpec(workdir="/\ud800"), "contains U+D800"),
+    ],
+    ids=["sign", "empty", "NUL in a name", "NUL", "name", "value", "directory"],
+)
+async def test_text_that_cannot_be_passed_on_is_refused(
+    backend: NamespaceBackend, spec: SandboxSpec, words: str
+) -> None:
+    assert words in (await refusal(backend, spec)).what
 
 
 async def test_image_that_is_a_file_names_the_unpacking(backend: NamespaceBackend, ground: Path) -> None:
@@ -66,16 +92,15 @@ async def test_image_that_is_a_file_names_the_unpacking(backend: NamespaceBacken
     assert error.fix == f"Set sandbox.images, which unpacks SIF files, or run: {unpack}"
 
 
-async def test_image_without_a_shell(backend: NamespaceBackend, ground: Path) -> None:
-    image = make_image(ground, lambda path: None)
+async def test_image_without_a_shell(backend: NamespaceBackend, image: Path) -> None:
+    (image / "bin/bash").unlink()
     error = await refusal(backend, SandboxSpec(image=str(image)))
     assert error.kind is FailureKind.IMAGE_BROKEN
     assert error.what == f"image {image} has no bin/bash and no bin/sh."
 
 
 @pytest.mark.root
-async def test_image_of_another_owner_names_the_right_one(backend: NamespaceBackend, ground: Path) -> None:
-    image = make_image(ground, with_shell)
+async def test_image_of_another_owner_names_the_right_one(backend: NamespaceBackend, image: Path) -> None:
     os.chown(image, 0, 0)
     error = await refusal(backend, SandboxSpec(image=str(image)))
     assert error.kind is FailureKind.IMAGE_BROKEN
@@ -83,12 +108,9 @@ async def test_image_of_another_owner_names_the_right_one(backend: NamespaceBack
     assert error.fix.startswith(f"Run: chown -hR 61099:61099 {image} ")
 
 
-async def test_image_with_a_file_where_a_directory_must_be(backend: NamespaceBackend, ground: Path) -> None:
-    def build(path: Path) -> None:
-        with_shell(path)
-        (path / "proc").write_text("")
-
-    error = await refusal(backend, SandboxSpec(image=str(make_image(ground, build))))
+async def test_image_with_a_file_where_a_directory_must_be(backend: NamespaceBackend, image: Path) -> None:
+    (image / "proc").write_text("")
+    error = await refusal(backend, SandboxSpec(image=str(image)))
     assert error.kind in (FailureKind.IMAGE_BROKEN, FailureKind.SANDBOX_UNAVAILABLE)
 
 
@@ -116,17 +138,6 @@ async def test_links_of_an_image_lead_nowhere_outside(
     else:
         await box.close()
     assert os.listdir(target) == []
-
-
-async def test_missing_mount_source(backend: NamespaceBackend) -> None:
-    error = await refusal(backend, SandboxSpec(mounts=(Mount("/does/not/exist", "/x"),)))
-    assert error.kind is FailureKind.SANDBOX_UNAVAILABLE
-    assert error.what == "mount source /does/not/exist: No such file or directory."
-
-
-async def test_spec_too_long_to_send(backend: NamespaceBackend) -> None:
-    error = await refusal(backend, SandboxSpec(env={"X": "y" * 300_000}))
-    assert error.kind is FailureKind.SANDBOX_UNAVAILABLE and "at most" in error.what
 
 
 async def test_cancelled_start_leaves_nothing(backend: NamespaceBackend) -> None:
@@ -158,57 +169,37 @@ async def test_probe_works_and_reports_how(backend: NamespaceBackend) -> None:
     assert await backend.probe() is probe
 
 
-async def test_dead_spawner_is_replaced(backend_name: str, scratch: Path) -> None:
-    backend = NamespaceBackend("apptainer" if backend_name == "apptainer" else "userns", SandboxConfig(scratch=scratch))
-    try:
-        box = await backend.start_sandbox(SandboxSpec())
-        spawner = await backend.spawner_pid()
-        os.kill(spawner, 9)
-        with pytest.raises(SandboxError) as caught:
-            while True:  # ends with the kernel's answer to the kill
-                await box.exec(["true"], timeout=5)
-        assert caught.value.kind is FailureKind.SANDBOX_LOST
-        assert not await box.is_alive()
-        await box.close()
-        other = await backend.start_sandbox(SandboxSpec())
-        assert await other.is_alive()
-        assert await backend.spawner_pid() != spawner
-    finally:
-        await backend.close()
-
-
-async def test_closed_backend_starts_nothing(backend_name: str, scratch: Path) -> None:
-    backend = NamespaceBackend("apptainer" if backend_name == "apptainer" else "userns", SandboxConfig(scratch=scratch))
-    box = await backend.start_sandbox(SandboxSpec())
-    await backend.close()
-    await backend.close()
+async def test_dead_spawner_is_replaced(own_backend: NamespaceBackend) -> None:
+    box = await own_backend.start_sandbox(SandboxSpec())
+    spawner = await own_backend.spawner_pid()
+    os.kill(spawner, 9)
+    with fails_as(FailureKind.SANDBOX_LOST):
+        while True:  # ends with the kernel's answer to the kill
+            await box.exec(["true"], timeout=5)
     assert not await box.is_alive()
-    assert (await refusal(backend, SandboxSpec())).kind is FailureKind.SANDBOX_UNAVAILABLE
-    assert box.id not in os.listdir(scratch)
+    await box.close()
+    other = await own_backend.start_sandbox(SandboxSpec())
+    assert await other.is_alive()
+    assert await own_backend.spawner_pid() != spawner
+
+
+async def test_closed_backend_starts_nothing(own_backend: NamespaceBackend) -> None:
+    box = await own_backend.start_sandbox(SandboxSpec())
+    await own_backend.close()
+    await own_backend.close()
+    assert not await box.is_alive()
+    assert (await refusal(own_backend, SandboxSpec())).kind is FailureKind.SANDBOX_UNAVAILABLE
+    assert box.id not in os.listdir(own_backend.scratch)
 
 
 async def test_missing_apptainer_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    probe = await NamespaceBackend("apptainer", SandboxConfig()).probe()
-    assert (probe.ok, probe.detail) == (False, "Apptainer is not installed.")
-    assert "userns" in probe.fix
-
-
-async def test_missing_program_of_the_configuration_is_one_clear_message() -> None:
-    probe = await NamespaceBackend("apptainer", SandboxConfig(apptainer=Path("/nowhere/apptainer"))).probe()
-    assert (probe.ok, probe.detail) == (False, "sandbox.apptainer: no program /nowhere/apptainer.")
-    assert "Install apptainer" in probe.fix
-
-
-@pytest.mark.slow
-async def test_unusable_scratch_is_one_clear_message(ground: Path) -> None:
-    link = ground / "link"
-    link.symlink_to("/var/tmp")
-    backend = NamespaceBackend("userns", SandboxConfig(scratch=link))
-    probe = await backend.probe()
-    await backend.close()
-    assert not probe.ok
-    assert probe.detail == f"scratch directory {link} is not a directory (symbolic links are refused)."
+    for program, detail, fix in (
+        (None, "Apptainer is not installed.", "userns"),
+        (Path("/nowhere/apptainer"), "sandbox.apptainer: no program /nowhere/apptainer.", "Install apptainer"),
+    ):
+        probe = await NamespaceBackend("apptainer", SandboxConfig(apptainer=program)).probe()
+        assert (probe.ok, probe.detail) == (False, detail) and fix in probe.fix
 
 
 @pytest.mark.slow
@@ -222,5 +213,51 @@ async def test_scratch_out_of_reach_is_one_clear_message() -> None:
     assert f"{closed}/scratch is out of reach of uid 61099" in probe.detail
 
 
-async def test_image_and_host_are_distinguished_by_name_only(backend: NamespaceBackend) -> None:
-    assert (await refusal(backend, SandboxSpec(image=f"./{HOST_IMAGE}"))).kind is FailureKind.IMAGE_MISSING
+async def test_only_the_sandbox_itself_reaches_the_port(box: RunningSandbox, backend: NamespaceBackend) -> None:
+    async with closing(await backend.start_sandbox(SandboxSpec())) as other:
+        # Bound but not listening: the host refuses connections to the port that the sandbox listens on.
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            port = silent.getsockname()[1]
+            connect = ["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port}"]
+            with await box.listen(port) as listener:
+                assert listener.getsockname() == ("127.0.0.1", port)
+                assert (await other.exec(connect, timeout=20)).exit_code != 0
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection(silent.getsockname(), timeout=5)
+                assert (await box.exec(connect, timeout=20)).exit_code == 0
+
+
+async def test_the_end_of_a_sandbox_cuts_its_connections(backend: NamespaceBackend) -> None:
+    loop = asyncio.get_running_loop()
+    doomed = await backend.start_sandbox(SandboxSpec())
+    with await doomed.listen(0) as listener:
+        listener.setblocking(False)
+        port = listener.getsockname()[1]
+        program = asyncio.ensure_future(
+            doomed.exec(["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port}; read -r line <&3"], timeout=60)
+        )
+        async with asyncio.timeout(20):
+            connection, _ = await loop.sock_accept(listener)
+            with connection:
+                await doomed.close()
+                assert await loop.sock_recv(connection, 1) == b""
+    await asyncio.gather(program, return_exceptions=True)
+
+
+def fork_once() -> None:
+    if not (child := os.fork()):
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+async def test_the_process_of_the_service_never_forks(own_backend: NamespaceBackend) -> None:
+    """It has threads, so its sandboxes come from a process without any."""
+    forks: list[int] = []
+    os.register_at_fork(before=lambda: forks.append(os.getpid()))
+    fork_once()
+    assert len(forks) == 1, "a fork would be seen"
+    box = await own_backend.start_sandbox(SandboxSpec())
+    assert (await box.exec(["echo", "here"], timeout=20)).stdout == b"here\n"
+    await own_backend.close()
+    assert len(forks) == 1

@@ -5,13 +5,13 @@ import os
 from pathlib import Path
 
 import pytest
+from sandbox_support import fails_as
 
 from prorl_gym.config import load_config
 from prorl_gym.errors import ConfigError, FailureKind, SandboxError
 from prorl_gym.sandbox import backend_selection
 from prorl_gym.sandbox.backend_selection import backend_candidates, open_backend
-from prorl_gym.sandbox.config import LimitsConfig, SandboxConfig
-from prorl_gym.sandbox.images.config import ImagesConfig
+from prorl_gym.sandbox.config import ImagesConfig, LimitsConfig, SandboxConfig
 from prorl_gym.sandbox.images.store import ImageStore
 from prorl_gym.sandbox.protocol import ProbeResult, SandboxLimits, SandboxSpec
 from prorl_gym.sandbox.service.local_backend import LocalBackend
@@ -79,9 +79,9 @@ async def test_a_wrong_image_is_no_reason_for_weaker_backends(
 
 
 async def test_local_only_with_the_flag() -> None:
-    with pytest.raises(SandboxError) as caught:
+    with fails_as(FailureKind.SANDBOX_UNAVAILABLE) as caught:
         await open_backend(SandboxConfig(backend="local"))
-    assert caught.value.kind is FailureKind.SANDBOX_UNAVAILABLE and "allow_unsafe_local" in caught.value.fix
+    assert "allow_unsafe_local" in caught.value.fix
     backend = await open_backend(SandboxConfig(backend="local", allow_unsafe_local=True))
     assert isinstance(backend, LocalBackend)
     await backend.close()
@@ -114,9 +114,9 @@ async def test_configured_store_resolves_and_is_closed_with_the_backend(
     place, scratch = ground / "store-of-choose", ground / "scratch-of-choose"
     images = ImagesConfig(directory=place)
     backend = await open_backend(SandboxConfig(backend="userns", scratch=scratch, images=images))
-    with pytest.raises(SandboxError) as caught:
+    with fails_as(FailureKind.IMAGE_MISSING) as caught:
         await backend.start_sandbox(SandboxSpec(image="a-name-that-no-store-has"))
-    assert caught.value.kind is FailureKind.IMAGE_MISSING and "a-name-that-no-store-has" in caught.value.what
+    assert "a-name-that-no-store-has" in caught.value.what
     await backend.close()
     await backend.close()
     assert closed == [place]
@@ -134,11 +134,6 @@ def test_uid_must_not_be_roots(uid: int) -> None:
         load_config(SandboxConfig, {"uid": uid})
 
 
-def test_misspelt_limit_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'root_size'"):
-        load_config(SandboxConfig, {"limits": {"rootsize": 1}})
-
-
 def test_what_a_spec_leaves_open_is_the_configurations() -> None:
     config = SandboxConfig(image="/images/base", limits=LimitsConfig(processes=7, output=100))
     asked = SandboxSpec(limits=SandboxLimits(output=200))
@@ -154,13 +149,6 @@ async def test_a_configured_image_is_the_one_that_runs(tiny_image: Path, scratch
     box = await backend.start_sandbox(SandboxSpec())
     assert (await box.exec(["cat", "/data/kept/file"], timeout=10)).stdout == b"kept"
     await backend.close()
-
-
-@pytest.mark.slow
-async def test_a_configured_image_that_is_missing_is_refused_at_start(scratch: Path) -> None:
-    with pytest.raises(SandboxError) as caught:
-        await open_backend(SandboxConfig(backend="userns", image="/no/such/image", scratch=scratch))
-    assert "image /no/such/image: No such file" in caught.value.what and "absolute path" in caught.value.fix
 
 
 def test_a_shared_cache_that_is_not_ours_to_write_is_left_alone(

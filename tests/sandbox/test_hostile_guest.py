@@ -12,6 +12,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
+from sandbox_support import fails_as
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.process_identity import ProcessIdentity, boot_id
@@ -81,32 +82,24 @@ def limit_file_size(pid: int, uid: int, size: str) -> None:
 
 
 @pytest.mark.slow
-async def test_a_child_that_is_stopped_before_its_exec_blocks_no_other(backend: NamespaceBackend) -> None:
-    box = await backend.start_sandbox(SandboxSpec())
-    try:
-        await box.exec(["/usr/bin/python3", "-c", STOP_EVERYTHING], timeout=10)
-        async with asyncio.timeout(30):
-            for _ in range(5):
-                await box.exec(["true"], timeout=1)
-            shell = await box.shell()
-            await shell.run_command("true", timeout=1)
-            assert await box.is_alive()
-    finally:
-        await box.close()
+async def test_a_child_that_is_stopped_before_its_exec_blocks_no_other(fresh: RunningSandbox) -> None:
+    await fresh.exec(["/usr/bin/python3", "-c", STOP_EVERYTHING], timeout=10)
+    async with asyncio.timeout(30):
+        for _ in range(5):
+            await fresh.exec(["true"], timeout=1)
+        shell = await fresh.shell()
+        await shell.run_command("true", timeout=1)
+        assert await fresh.is_alive()
 
 
-async def test_a_full_nonce_pipe_does_not_stop_the_service(backend: NamespaceBackend) -> None:
-    box = await backend.start_sandbox(SandboxSpec())
-    try:
-        shell = await box.shell()
-        await box.write_file("/tmp/attack.py", FILL_NONCES.encode())
-        await shell.run_command("/usr/bin/python3 /tmp/attack.py", timeout=10)
-        script = "until [ -e /tmp/filled ]; do sleep 0.05; done"
-        assert (await box.exec(["/bin/bash", "-c", script], timeout=20)).exit_code == 0
-        assert (await shell.run_command("echo hi", timeout=5)).restarted
-        assert (await shell.run_command("echo hi", timeout=5)).output == "hi\n"
-    finally:
-        await box.close()
+async def test_a_full_nonce_pipe_does_not_stop_the_service(fresh: RunningSandbox) -> None:
+    shell = await fresh.shell()
+    await fresh.write_file("/tmp/attack.py", FILL_NONCES.encode())
+    await shell.run_command("/usr/bin/python3 /tmp/attack.py", timeout=10)
+    script = "until [ -e /tmp/filled ]; do sleep 0.05; done"
+    assert (await fresh.exec(["/bin/bash", "-c", script], timeout=20)).exit_code == 0
+    assert (await shell.run_command("echo hi", timeout=5)).restarted
+    assert (await shell.run_command("echo hi", timeout=5)).output == "hi\n"
 
 
 async def test_the_command_text_cannot_be_made_a_store(box: RunningSandbox) -> None:
@@ -188,7 +181,7 @@ async def test_the_service_may_have_as_many_descriptors_as_the_system_allows(bac
 async def test_a_guest_that_never_answers_is_lost_in_the_end() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        channel = GuestChannel.attach(ours, GuestTimeouts(answer=0.1))
+        channel = GuestChannel(ours, GuestTimeouts(answer=0.1))
         request = asyncio.ensure_future(channel.request("spawn"))
         await asyncio.sleep(0)
         request.cancel()  # a cancelled request waits for its answer, too
@@ -205,7 +198,7 @@ async def test_a_silent_guest_is_not_called_alive() -> None:
         pass
 
     with theirs:
-        channel = GuestChannel.attach(ours, GuestTimeouts(ping=0.1))
+        channel = GuestChannel(ours, GuestTimeouts(ping=0.1))
         box = RunningSandbox("x", SandboxSpec(), channel, release)
         async with asyncio.timeout(10):
             assert not await box.is_alive()
@@ -222,19 +215,24 @@ async def test_a_silent_guest_is_not_called_alive() -> None:
         {"type": "exit", "pid": []},
         {"type": "exit"},
         {"type": "hello"},
+        {"type": "surprise"},
         {},
+        [],
+        b"no json",
+        b"{" * 100_000,
     ],
+    ids=lambda message: str(message)[:30],
 )
-async def test_a_senseless_message_closes_the_channel_and_its_descriptors(message: dict[str, Any]) -> None:
+async def test_a_senseless_message_closes_the_channel_and_its_descriptors(message: Any) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        channel = GuestChannel.attach(ours)
+        channel = GuestChannel(ours)
         request = asyncio.ensure_future(channel.request("ping"))
         await asyncio.sleep(0)
         reader, writer = os.pipe()
-        socket.send_fds(theirs, [json.dumps(message).encode()], [writer])
+        socket.send_fds(theirs, [message if isinstance(message, bytes) else json.dumps(message).encode()], [writer])
         os.close(writer)
-        with pytest.raises(SandboxError):
+        with fails_as(FailureKind.SANDBOX_LOST):
             await asyncio.wait_for(request, 5)
         assert channel.is_closed
         assert os.read(reader, 1) == b""  # no copy of the write end is left

@@ -8,13 +8,14 @@ import json
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from errno import EAGAIN, EINVAL, ENOENT, ENOMEM
 from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
+from sandbox_support import closing, fails_as, source_of
 
 from prorl_gym.agents.tools import BashTool, PythonTool
 from prorl_gym.errors import Cause, FailureKind, SandboxError
@@ -27,13 +28,29 @@ from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
+Boxes = Callable[..., RunningSandbox]
+Call = Callable[[RunningSandbox], Awaitable[None]]
+Act = Callable[["Guest", int], None]
+
 
 class Guest:
-    """The other end of a channel. ``act`` decides what happens to each program that is started."""
+    """The other end of a channel.
 
-    def __init__(self, control: socket.socket, act: Callable[["Guest", int], None]) -> None:
+    ``act`` decides what happens to each program that is started; ``refusals`` are answers to operations that fail,
+    after which the guest is gone if it ``dies_refusing``.
+    """
+
+    def __init__(
+        self,
+        control: socket.socket,
+        act: Act,
+        refusals: Mapping[str, Mapping[str, Any]],
+        dies_refusing: bool,
+    ) -> None:
         self._control = control
         self._act = act
+        self._refusals = refusals
+        self._dies_refusing = dies_refusing
         self._spare: list[int] = []
         self.started = 0
         self.kills = True
@@ -68,7 +85,11 @@ class Guest:
         if received is None:
             return self.die()
         request, _ = received
-        if request["op"] in ("spawn", "shell"):
+        if request["op"] in self._refusals:
+            self.tell(type="reply", id=request["id"], **self._refusals[request["op"]])
+            if self._dies_refusing:
+                self.die()
+        elif request["op"] in ("spawn", "shell"):
             self.started += 1
             self._start(request)
             self._act(self, self.started)
@@ -100,21 +121,23 @@ class Guest:
 
 
 @pytest.fixture
-async def box_of() -> AsyncIterator[Callable[..., RunningSandbox]]:
+async def box_of() -> AsyncIterator[Boxes]:
     guests: list[Guest] = []
 
     def make(
-        act: Callable[[Guest, int], None],
+        act: Act,
         timeouts: GuestTimeouts | None = None,
         count_oom_kills: Callable[[], Awaitable[int]] | None = None,
         *,
         is_silent: bool = False,
+        refusals: Mapping[str, Mapping[str, Any]] | None = None,
+        dies_refusing: bool = False,
     ) -> RunningSandbox:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        guests.append(Guest(theirs, act))
+        guests.append(Guest(theirs, act, refusals or {}, dies_refusing))
         if is_silent:
             theirs.shutdown(socket.SHUT_WR)  # the service sees the same when the guest's end is closed
-        channel = GuestChannel.attach(ours, timeouts)
+        channel = GuestChannel(ours, timeouts)
         channel.count_oom_kills = count_oom_kills
         return RunningSandbox("scripted", SandboxSpec(image="some-image"), channel, _nothing)
 
@@ -139,17 +162,18 @@ async def _exec(box: RunningSandbox) -> None:
     await box.exec(["true"], timeout=5)
 
 
-def tool_of(make: type[BashTool] | type[PythonTool]) -> Callable[[RunningSandbox], Awaitable[None]]:
+def tool_of(make: type[BashTool] | type[PythonTool]) -> Call:
     async def act(box: RunningSandbox) -> None:
-        async def source() -> Sandbox:
-            return box
-
-        await make(source, 5.0)({"command": "true", "code": "1"})
+        await make(source_of(box), 5.0)({"command": "true", "code": "1"})
 
     return act
 
 
 CALLS = [_shell, _python, _exec, tool_of(BashTool), tool_of(PythonTool)]
+
+
+def idle(guest: Guest, number: int) -> None:
+    """Nothing happens to what is started."""
 
 
 def dies(guest: Guest, number: int) -> None:
@@ -164,29 +188,20 @@ def dies_after_its_child(guest: Guest, number: int) -> None:
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("act", [dies, dies_after_its_child])
-async def test_a_sandbox_that_dies_under_a_call_is_lost(
-    box_of: Callable[..., RunningSandbox],
-    call: Callable[[RunningSandbox], Awaitable[None]],
-    act: Callable[[Guest, int], None],
-) -> None:
-    with pytest.raises(SandboxError) as caught:
+async def test_a_sandbox_that_dies_under_a_call_is_lost(box_of: Boxes, call: Call, act: Act) -> None:
+    with fails_as(FailureKind.SANDBOX_LOST):
         await call(box_of(act))
-    assert caught.value.kind is FailureKind.SANDBOX_LOST, caught.value
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_sandbox_that_dies_before_a_later_call_is_lost(
-    box_of: Callable[..., RunningSandbox], call: Callable[[RunningSandbox], Awaitable[None]]
-) -> None:
-    box = box_of(lambda guest, number: None, is_silent=True)
-    with pytest.raises(SandboxError) as caught:
-        await call(box)
-    assert caught.value.kind is FailureKind.SANDBOX_LOST, caught.value
+async def test_a_sandbox_that_dies_before_a_later_call_is_lost(box_of: Boxes, call: Call) -> None:
+    with fails_as(FailureKind.SANDBOX_LOST):
+        await call(box_of(idle, is_silent=True))
 
 
 @pytest.mark.parametrize("call", [_shell, tool_of(BashTool)])
 async def test_the_end_of_a_killed_shell_is_reported_after_its_descriptors_are_closed(
-    box_of: Callable[..., RunningSandbox], call: Callable[[RunningSandbox], Awaitable[None]]
+    box_of: Boxes, call: Call
 ) -> None:
     def act(guest: Guest, number: int) -> None:
         guest.stop_reading_commands()
@@ -198,62 +213,43 @@ async def test_the_end_of_a_killed_shell_is_reported_after_its_descriptors_are_c
     assert caught.value.cause is Cause.INFRASTRUCTURE, caught.value
 
 
-async def test_python_that_was_killed_while_it_started_is_started_again(box_of: Callable[..., RunningSandbox]) -> None:
+async def test_python_that_was_killed_while_it_started_is_started_again(box_of: Boxes) -> None:
     def act(guest: Guest, number: int) -> None:
         guest.end(number, -signal.SIGKILL) if number == 1 else guest.greet()
 
     assert (await box_of(act).python()).cell_runner == "console"
 
 
-async def test_python_that_is_killed_at_each_start_is_not_the_images_fault(
-    box_of: Callable[..., RunningSandbox],
-) -> None:
-    with pytest.raises(SandboxError) as caught:
-        await box_of(lambda guest, number: guest.end(number, -signal.SIGKILL)).python()
-    assert caught.value.cause is Cause.INFRASTRUCTURE, caught.value
-
-
-async def test_python_that_is_killed_at_each_later_start_is_the_agents_doing(
-    box_of: Callable[..., RunningSandbox],
-) -> None:
-    def act(guest: Guest, number: int) -> None:
-        if number == 1:
-            guest.greet()
-        guest.end(number, -signal.SIGKILL)
-
-    box = box_of(act)
-    await box.python()
-    with pytest.raises(SandboxError) as caught:
-        await box.python()
-    assert caught.value.kind is FailureKind.SANDBOX_BROKEN_BY_AGENT, caught.value
-
-
-async def test_python_that_ends_by_itself_is_the_images_fault(box_of: Callable[..., RunningSandbox]) -> None:
-    with pytest.raises(SandboxError) as caught:
-        await box_of(lambda guest, number: guest.end(number, 1)).python()
-    assert caught.value.kind is FailureKind.IMAGE_BROKEN, caught.value
-
-
-@pytest.mark.parametrize("was_started", [False, True])
-async def test_a_slow_start_of_python_is_neither_the_images_nor_the_agents_fault(
-    box_of: Callable[..., RunningSandbox], was_started: bool
+@pytest.mark.parametrize(
+    ("status", "was_started", "kind"),
+    [
+        pytest.param(1, False, FailureKind.IMAGE_BROKEN, id="ends by itself"),
+        pytest.param(-signal.SIGKILL, False, FailureKind.SANDBOX_LOST, id="is killed"),
+        pytest.param(-signal.SIGKILL, True, FailureKind.SANDBOX_BROKEN_BY_AGENT, id="is killed later"),
+        pytest.param(None, False, FailureKind.SANDBOX_UNAVAILABLE, id="is slow"),
+        pytest.param(None, True, FailureKind.SANDBOX_UNAVAILABLE, id="is slow later"),
+    ],
+)
+async def test_python_that_does_not_start_each_time_it_is_tried(
+    box_of: Boxes, status: int | None, was_started: bool, kind: FailureKind
 ) -> None:
     def act(guest: Guest, number: int) -> None:
         if was_started and number == 1:
             guest.greet()
             guest.end(number, 0)
+        elif status is not None:
+            guest.end(number, status)
 
     box = box_of(act, GuestTimeouts(python_start=0.3))
     if was_started:
         await box.python()
-    with pytest.raises(SandboxError) as caught:
+    with fails_as(kind):
         await box.python()
-    assert caught.value.kind is FailureKind.SANDBOX_UNAVAILABLE, caught.value
 
 
 @pytest.mark.parametrize(("breach", "kind"), [(None, "sandbox_unavailable"), ("processes", "sandbox_broken_by_agent")])
 async def test_a_tree_that_does_not_die_is_the_agents_doing_only_at_its_limit_of_processes(
-    box_of: Callable[..., RunningSandbox], breach: str | None, kind: str
+    box_of: Boxes, breach: str | None, kind: str
 ) -> None:
     def act(guest: Guest, number: int) -> None:
         guest.greet()
@@ -263,59 +259,33 @@ async def test_a_tree_that_does_not_die_is_the_agents_doing_only_at_its_limit_of
 
     box = box_of(act, GuestTimeouts(kill=0.05, python_interrupt=0.05))
 
-    async def source() -> Sandbox:
-        return box
-
     with pytest.raises(SandboxError) as caught:
-        await PythonTool(source, 0.05)({"code": "while True: pass"})
+        await PythonTool(source_of(box), 0.05)({"code": "while True: pass"})
     assert caught.value.kind == kind, caught.value
-
-
-async def use_a_guest_that_refuses(op: str, answer: dict[str, Any], tool: Any) -> FailureKind:
-    """Use a tool in a sandbox whose guest answers one operation with an error; return the kind of the failure."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-    def refuse() -> None:
-        received = guest_messages.receive_packet(theirs)
-        if received is None:
-            asyncio.get_running_loop().remove_reader(theirs.fileno())
-            return
-        error = answer if received[0]["op"] == op else {}
-        guest_messages.send_packet(
-            theirs, guest_messages.encode_packet({"type": "reply", "id": received[0]["id"], **error}), ()
-        )
-
-    asyncio.get_running_loop().add_reader(theirs.fileno(), refuse)
-    box = RunningSandbox("scripted", SandboxSpec(), GuestChannel.attach(ours), _nothing)
-    with pytest.raises(SandboxError) as caught:
-        await tool_of(tool)(box)
-    await box.close()
-    asyncio.get_running_loop().remove_reader(theirs.fileno())
-    theirs.close()
-    return caught.value.kind
 
 
 @pytest.mark.parametrize(("errno", "kind"), [(ENOMEM, "sandbox_lost"), (EAGAIN, "sandbox_broken_by_agent")])
 async def test_a_guest_that_cannot_fork_is_short_of_the_hosts_memory_or_at_the_payloads_limit(
-    errno: int, kind: str
+    box_of: Boxes, errno: int, kind: str
 ) -> None:
-    answer = {"errno": errno, "text": os.strerror(errno)}
-    assert await use_a_guest_that_refuses("shell", answer, BashTool) == kind
+    with fails_as(FailureKind(kind)):
+        await tool_of(BashTool)(box_of(idle, refusals={"shell": {"errno": errno, "text": os.strerror(errno)}}))
 
 
 @pytest.mark.parametrize("op", ["spawn", "shell"])
 @pytest.mark.parametrize(("errno", "kind"), [(EINVAL, "sandbox_broken_by_agent"), (ENOMEM, "sandbox_unavailable")])
 async def test_a_child_that_cannot_become_what_it_should_is_the_agents_doing_in_a_living_sandbox(
-    op: str, errno: int, kind: str
+    box_of: Boxes, op: str, errno: int, kind: str
 ) -> None:
     """Whatever changed it between fork and exec; the kernel's want of memory is the host's."""
-    answer = {"errno": errno, "stage": "confine"}
-    assert await use_a_guest_that_refuses(op, answer, BashTool if op == "shell" else PythonTool) == kind
+    box = box_of(idle, refusals={op: {"errno": errno, "stage": "confine"}})
+    with fails_as(FailureKind(kind)):
+        await tool_of(BashTool if op == "shell" else PythonTool)(box)
 
 
 @pytest.mark.parametrize(("kills", "breach"), [(1, "memory_sandbox"), (0, None)])
 async def test_a_kill_at_the_limit_of_the_cgroup_is_one_for_memory(
-    box_of: Callable[..., RunningSandbox], kills: int, breach: str | None
+    box_of: Boxes, kills: int, breach: str | None
 ) -> None:
     def act(guest: Guest, number: int) -> None:
         guest.tell(type="exit", pid=number, status=-signal.SIGKILL, struck=False, sent=False)
@@ -328,21 +298,19 @@ async def test_a_kill_at_the_limit_of_the_cgroup_is_one_for_memory(
     assert (result.breach, result.sigkill_evidence is None) == (breach, breach is not None)
 
 
-async def test_a_bash_that_is_gone_from_a_lost_sandbox_is_not_missed(box_of: Callable[..., RunningSandbox]) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    box = RunningSandbox("scripted", SandboxSpec(image="some-image"), GuestChannel.attach(ours), _nothing)
-    opening = asyncio.ensure_future(box.shell())
-    received = await asyncio.to_thread(guest_messages.receive_packet, theirs)
-    assert received is not None
-    guest_messages.send_packet(
-        theirs,
-        guest_messages.encode_packet({"type": "reply", "id": received[0]["id"], "errno": ENOENT, "stage": "exec"}),
-        (),
-    )
-    theirs.close()
+async def test_a_bash_that_is_gone_from_a_lost_sandbox_is_not_missed(box_of: Boxes) -> None:
+    box = box_of(idle, refusals={"shell": {"errno": ENOENT, "stage": "exec"}}, dies_refusing=True)
     with pytest.raises(SandboxError) as caught:
-        await opening
+        await box.shell()
     assert caught.value.cause is Cause.INFRASTRUCTURE, caught.value
+
+
+@pytest.mark.parametrize(
+    ("call", "op", "words"), [(_shell, "shell", "has no bash"), (_python, "spawn", "has no python3")]
+)
+async def test_a_program_that_an_image_lacks_is_its_fault(box_of: Boxes, call: Call, op: str, words: str) -> None:
+    with fails_as(FailureKind.IMAGE_BROKEN, match=words):
+        await call(box_of(idle, refusals={op: {"errno": ENOENT, "stage": "exec"}}))
 
 
 @pytest.mark.slow
@@ -372,32 +340,24 @@ async def test_a_tool_that_the_agent_removed_by_another_one_is_its_own_doing(
 @pytest.mark.timeout(120)
 async def test_a_spawner_that_dies_at_any_moment_is_infrastructure(backend_name: BackendName, own_scratch: Any) -> None:
     """Real sandboxes: whatever the agent was doing, its tools fail as infrastructure."""
-    backend = NamespaceBackend(backend_name, SandboxConfig(scratch=own_scratch))
     chance = Random(10)
     blamed: list[SandboxError] = []
 
     async def rollout(box: RunningSandbox) -> None:
-        async def source() -> Sandbox:
-            return box
+        bash, python = BashTool(source_of(box), 10.0), PythonTool(source_of(box), 10.0)
+        async with closing(box):
+            with pytest.raises(SandboxError) as caught:
+                while True:
+                    await python({"code": "import os; os.kill(os.getpid(), 9)"})  # so that it starts again and again
+                    await bash({"command": "true"})
+        blamed.append(caught.value)
 
-        bash, python = BashTool(source, 10.0), PythonTool(source, 10.0)
-        try:
-            while True:
-                await python({"code": "import os; os.kill(os.getpid(), 9)"})  # so that it starts again and again
-                await bash({"command": "true"})
-        except SandboxError as error:
-            blamed.append(error)
-        finally:
-            await box.close()
-
-    try:
+    async with closing(NamespaceBackend(backend_name, SandboxConfig(scratch=own_scratch))) as backend:
         for _ in range(5):
             boxes = await asyncio.gather(*(backend.start_sandbox(SandboxSpec()) for _ in range(4)))
             rollouts = [asyncio.ensure_future(rollout(box)) for box in boxes]
             await asyncio.sleep(chance.uniform(0.0, 0.8))  # at whatever point this falls
             os.kill(await backend.spawner_pid(), signal.SIGKILL)
             await asyncio.gather(*rollouts)
-    finally:
-        await backend.close()
     assert len(blamed) == 20
     assert {error.cause for error in blamed} == {Cause.INFRASTRUCTURE}, blamed

@@ -3,16 +3,15 @@
 import asyncio
 import os
 import signal
-from pathlib import Path
 
 import pytest
-from sandbox_support import children_of
+from sandbox_support import children_of, closing, source_of, status_of
 
 from prorl_gym.agents.tools import BashTool, PythonTool
 from prorl_gym.errors import Cause, Evidence, SandboxError
 from prorl_gym.process_identity import read_start_ticks
 from prorl_gym.sandbox.limit_breach import Breach
-from prorl_gym.sandbox.protocol import Sandbox, SandboxLimits, SandboxSpec
+from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 
@@ -23,31 +22,13 @@ FROM_OUTSIDE = {Evidence.SANDBOX_LOST_UNEXPLAINED, Evidence.SANDBOX_KILLED_OUTSI
 
 async def kill_from_outside(backend: NamespaceBackend, name: str) -> None:
     """Kill the session leader of this name that began last in a pid namespace of a sandbox: what the guest started."""
-    below = children_of(await backend.spawner_pid())
-    found = [pid for pid in below if _name_of(pid) == name and _is_in_pid_namespace(pid) and _leads_session(pid)]
+    found: list[int] = []
+    for pid in children_of(await backend.spawner_pid()):
+        status = status_of(pid)
+        is_inside = len(status.get("NSpid", "").split()) > 1
+        if is_inside and status["Name"] == name and status["NSpid"] == status["NSsid"]:
+            found.append(pid)
     os.kill(max(found, key=lambda pid: read_start_ticks(pid) or 0), signal.SIGKILL)
-
-
-def _leads_session(pid: int) -> bool:
-    try:
-        return os.getsid(pid) == pid
-    except ProcessLookupError:
-        return False
-
-
-def _name_of(pid: int) -> str | None:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except (FileNotFoundError, ProcessLookupError):  # it ended since it was listed
-        return None
-
-
-def _is_in_pid_namespace(pid: int) -> bool:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in lines)
 
 
 SELF_KILLS = {
@@ -63,20 +44,14 @@ SELF_KILLS = {
 
 @pytest.mark.parametrize("way", SELF_KILLS)
 async def test_a_session_that_kills_itself_is_reported_as_such(box: RunningSandbox, way: str) -> None:
-    async def source() -> Sandbox:
-        return box
-
-    said = (await PythonTool(source, 20.0)({"code": f"import os, signal; {SELF_KILLS[way]}"})).text
+    said = (await PythonTool(source_of(box), 20.0)({"code": f"import os, signal; {SELF_KILLS[way]}"})).text
     assert "exit code 137" in said
-    assert (await PythonTool(source, 20.0)({"code": "6 * 7"})).text == "42"
+    assert (await PythonTool(source_of(box), 20.0)({"code": "6 * 7"})).text == "42"
 
 
 @pytest.mark.default
 async def test_a_shell_that_kills_itself_is_reported_as_such(box: RunningSandbox) -> None:
-    async def source() -> Sandbox:
-        return box
-
-    tool = BashTool(source, 10.0)
+    tool = BashTool(source_of(box), 10.0)
     assert "exit code 137" in (await tool({"command": "sleep 40 & kill -9 %1; kill -9 $$"})).text
     assert "fine" in (await tool({"command": "echo fine"})).text
 
@@ -84,29 +59,21 @@ async def test_a_shell_that_kills_itself_is_reported_as_such(box: RunningSandbox
 @pytest.mark.parametrize("make", [BashTool, PythonTool])
 @pytest.mark.parametrize("busy", [True, False])
 async def test_a_session_that_is_killed_from_outside_is_a_lost_sandbox(
-    backend: NamespaceBackend, make: type[BashTool] | type[PythonTool], busy: bool
+    backend: NamespaceBackend, fresh: RunningSandbox, make: type[BashTool] | type[PythonTool], busy: bool
 ) -> None:
-    box = await backend.start_sandbox(SandboxSpec())
-
-    async def source() -> Sandbox:
-        return box
-
     async def act(what: str) -> None:
-        await make(source, 20.0)({"command": what, "code": what})
+        await make(source_of(fresh), 20.0)({"command": what, "code": what})
 
-    try:
-        await act("1" if make is PythonTool else "sleep 33 & kill -9 $!; wait")
-        wait = "import time; open('/tmp/busy', 'w'); time.sleep(30)"
-        wait = wait if make is PythonTool else "echo > /tmp/busy; read -t 30 x"
-        running = asyncio.ensure_future(act(wait)) if busy else None
-        if running is not None:
-            await box.exec(["/bin/bash", "-c", "until [ -e /tmp/busy ]; do sleep 0.02; done"], timeout=20)
-        await kill_from_outside(backend, "python3" if make is PythonTool else "bash")
-        with pytest.raises(SandboxError) as caught:
-            await (running or act("1" if make is PythonTool else "true"))
-        assert (caught.value.cause, caught.value.evidence in FROM_OUTSIDE) == (Cause.INFRASTRUCTURE, True)
-    finally:
-        await box.close()
+    await act("1" if make is PythonTool else "sleep 33 & kill -9 $!; wait")
+    wait = "import time; open('/tmp/busy', 'w'); time.sleep(30)"
+    wait = wait if make is PythonTool else "echo > /tmp/busy; read -t 30 x"
+    running = asyncio.ensure_future(act(wait)) if busy else None
+    if running is not None:
+        await fresh.exec(["/bin/bash", "-c", "until [ -e /tmp/busy ]; do sleep 0.02; done"], timeout=20)
+    await kill_from_outside(backend, "python3" if make is PythonTool else "bash")
+    with pytest.raises(SandboxError) as caught:
+        await (running or act("1" if make is PythonTool else "true"))
+    assert (caught.value.cause, caught.value.evidence in FROM_OUTSIDE) == (Cause.INFRASTRUCTURE, True)
 
 
 async def test_a_program_that_is_killed_from_outside_is_known_for_it(
@@ -127,10 +94,7 @@ async def test_a_program_that_sends_sigkill_is_known_for_it(box: RunningSandbox,
 
 
 async def test_a_program_that_ignores_its_limit_of_cpu_is_killed_for_that(backend: NamespaceBackend) -> None:
-    box = await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(cpu_seconds=1)))
-    try:
+    async with closing(await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(cpu_seconds=1)))) as box:
         script = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
         result = await box.exec(["/usr/bin/python3", "-c", script], timeout=20)
         assert (result.exit_code, result.breach, result.sigkill_evidence) == (137, Breach.CPU, None)
-    finally:
-        await box.close()

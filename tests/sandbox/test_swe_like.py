@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sandbox_support import DEBIAN_IMAGE, downloaded_once
+from sandbox_support import DEBIAN_IMAGE, closing, downloaded_once
 
 from prorl_gym.sandbox.protocol import Mount, SandboxLimits, SandboxSpec
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
@@ -52,8 +52,7 @@ async def test_own_tests_of_a_real_package_pass(backend: NamespaceBackend, packa
         mounts=(Mount(str(packages), "/packages"),),
         limits=SandboxLimits(root_size=1 << 30),
     )
-    box = await backend.start_sandbox(spec)
-    try:
+    async with closing(await backend.start_sandbox(spec)) as box:
         shell = await box.shell()
         await box.write_file("/tmp/set-up", SCRIPT.encode())
         result = await shell.run_command("bash -e -o pipefail /tmp/set-up", timeout=240)
@@ -71,5 +70,3 @@ async def test_own_tests_of_a_real_package_pass(backend: NamespaceBackend, packa
         green = await shell.run_command("/opt/venv/bin/python -m pytest -q toolz/tests/test_functoolz.py", timeout=120)
         assert green.exit_code == 0, green
         assert (await shell.run_command("cut -s -d: -f1 /proc/net/dev", timeout=20)).output.split() == ["lo"]
-    finally:
-        await box.close()

@@ -4,7 +4,7 @@ import pytest
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.protocol import ExecResult, SandboxSpec, ShellResult
-from prorl_gym.testing.sandbox.conformance.filesystem_checks import files_replace_what_was_there
+from prorl_gym.testing.sandbox.conformance.execution_checks import files_replace_what_was_there
 from prorl_gym.testing.sandbox.fake_sandbox import FakeBackend, FakeSandbox, SandboxCall, SandboxScript
 
 

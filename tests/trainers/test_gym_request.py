@@ -7,15 +7,11 @@ from prorl_gym.errors import FailureKind, TaskError
 from prorl_gym.settings import RolloutSettings
 from prorl_gym.trainers.gym_request import GroupResolver, RowDefaults, row_digest, to_rollout_request
 
+NO_INDEX = {key: value for key, value in ROW.items() if key != "_ng_task_index"}
+
 
 def read(row: dict[str, Any], groups: GroupResolver | None = None, **defaults: Any):
     return to_rollout_request(row, "r1", RowDefaults(**defaults), groups or GroupResolver("run"))
-
-
-def test_row_becomes_a_request():
-    request = read(ROW)
-    assert (request.environment, request.task) == ("math", ROW["task"])
-    assert request.group_id is None
 
 
 def test_trainer_sampling_is_taken_verbatim_and_the_row_block_wins():
@@ -65,22 +61,22 @@ def test_task_index_makes_the_group_when_the_size_is_known():
     assert [r.replica for r in requests] == [0, 1]
 
 
-def test_unknown_size_means_ungrouped():
+def test_row_becomes_a_request_without_a_group_when_the_size_is_unknown():
     request = read(ROW | {"_ng_rollout_index": 3})
+    assert (request.environment, request.task) == ("math", ROW["task"])
     assert (request.group_id, request.replica, request.group_size) == (None, 3, 4)
 
 
 def test_rows_without_task_index_fill_groups_by_content():
     groups = GroupResolver("run", size=2)
-    row = {key: value for key, value in ROW.items() if key != "_ng_task_index"}
-    ids = [read(row | {"_rowidx": i}, groups).group_id for i in (0, 1, 0, 1)]
+    ids = [read(NO_INDEX | {"_rowidx": i}, groups).group_id for i in (0, 1, 0, 1)]
     assert ids[0] == ids[1] != ids[2] == ids[3]
 
 
 def test_the_same_row_index_twice_opens_another_group():
     groups = GroupResolver("run", size=4)
-    row = {key: value for key, value in ROW.items() if key != "_ng_task_index"}
-    assert read(row | {"_rowidx": 0}, groups).group_id != read(row | {"_rowidx": 0}, groups).group_id
+    first, second = (read(NO_INDEX | {"_rowidx": 0}, groups).group_id for _ in range(2))
+    assert first != second
 
 
 class Clock:
@@ -93,21 +89,19 @@ class Clock:
 def test_a_group_that_never_filled_is_not_joined_by_a_later_epoch():
     clock = Clock()
     groups = GroupResolver("run", size=4, clock=clock)
-    row = {key: value for key, value in ROW.items() if key != "_ng_task_index"}
-    stale = read(row | {"_rowidx": 3}, groups).group_id  # made again alone, after its group was full
+    stale = read(NO_INDEX | {"_rowidx": 3}, groups).group_id  # made again alone, after its group was full
     clock.now = 599.0
-    assert read(row | {"_rowidx": 2}, groups).group_id == stale
+    assert read(NO_INDEX | {"_rowidx": 2}, groups).group_id == stale
     clock.now = 1199.5  # 600 s after its last row
-    epoch = [read(row | {"_rowidx": i}, groups).group_id for i in range(4)]
+    epoch = [read(NO_INDEX | {"_rowidx": i}, groups).group_id for i in range(4)]
     assert len(set(epoch)) == 1
     assert epoch[0] != stale
 
 
 def test_a_group_that_never_filled_is_closed_when_many_rows_of_others_came_after_it():
     groups = GroupResolver("run", size=4, clock=Clock())
-    row = {key: value for key, value in ROW.items() if key != "_ng_task_index"}
-    stale = read(row | {"_rowidx": 3}, groups).group_id
+    stale = read(NO_INDEX | {"_rowidx": 3}, groups).group_id
     for number in range(4096):
-        read(row | {"task": {"question": str(number)}, "_rowidx": 0}, groups)
-    assert read(row | {"_rowidx": 0}, groups).group_id != stale
-    assert groups.open_count <= 4097
+        read(NO_INDEX | {"task": {"question": str(number)}, "_rowidx": 0}, groups)
+    assert read(NO_INDEX | {"_rowidx": 0}, groups).group_id != stale
+    assert len(groups.open_groups) <= 4097

@@ -17,15 +17,14 @@ def scalar_keys(result: dict[str, object]) -> set[str]:
     return {key for key, value in result.items() if isinstance(value, int | float)}
 
 
-def test_items_are_interleaved_in_order():
-    output = to_gym_result(rollout(), ROW)["response"]["output"]
+def test_items_are_interleaved_and_have_triples_of_the_segment():
+    result = to_gym_result(rollout(), ROW)
+    assert {key: result[key] for key in ROW} == ROW
+    output, usage = result["response"]["output"], result["response"]["usage"]
     assert [item["type"] for item in output] == ["function_call", "function_call_output", "message"]
     assert output[1] == {"type": "function_call_output", "call_id": "c0", "output": "4"}
     assert output[2]["content"][0]["text"] == "\\boxed{4}"
-
-
-def test_triple_is_cut_from_the_segment():
-    output = to_gym_result(rollout(), ROW)["response"]["output"]
+    assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (3 + 6, 4, 13)
     assert output[0]["prompt_token_ids"] == PROMPT
     assert output[0]["generation_token_ids"] == [100, 9]
     assert output[2]["prompt_token_ids"] == [*PROMPT, 100, 9, 51]
@@ -40,16 +39,17 @@ def test_triple_is_on_the_last_item_of_the_call_only():
     assert output[1]["generation_token_ids"] == [100, 9]
 
 
-def test_row_is_echoed():
-    result = to_gym_result(rollout(), ROW)
-    assert result["_ng_task_index"] == 3
-    assert result["responses_create_params"] == ROW["responses_create_params"]
-
-
-def test_completed_rollout_keeps_its_reward_and_is_not_masked():
-    result = to_gym_result(rollout(score=Score(reward=0.5, components={"a": 0.2, "b": 0.3})), ROW)
+@pytest.mark.parametrize(
+    ("outcome", "word"),
+    [
+        (Outcome(status="completed"), None),
+        (Outcome(status="failed", kind=FailureKind.SANDBOX_LIMIT), "prorl:sandbox_limit"),
+    ],
+)
+def test_what_measures_the_policy_keeps_its_reward_and_is_not_masked(outcome: Outcome, word: str | None):
+    result = to_gym_result(rollout(outcome=outcome, score=Score(reward=0.5, components={"a": 0.2, "b": 0.3})), ROW)
     check_result(result)
-    assert (result["reward"], result["mask_sample"], result["failure_kind"]) == (0.5, False, None)
+    assert (result["reward"], result["mask_sample"], result["failure_kind"]) == (0.5, False, word)
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,6 @@ def test_failure_without_reward_is_masked_in_both_places(kind: FailureKind, word
     assert result["instance_config"] == {"mask_sample": True}
     assert (result["failure_kind"], result["failure_reason"]) == (word, "engine e0 is down")
     assert result["mask_reason"] == "engine e0 is down"
-
-
-def test_policy_failure_keeps_its_real_score():
-    outcome = Outcome(status="failed", kind=FailureKind.SANDBOX_LIMIT)
-    result = to_gym_result(rollout(outcome=outcome, score=Score(reward=0.25)), ROW)
-    assert (result["reward"], result["mask_sample"]) == (0.25, False)
-    assert result["failure_kind"] == "prorl:sandbox_limit"
 
 
 @pytest.mark.parametrize(
@@ -125,20 +118,6 @@ def test_prompt_stream_groups_a_blend_have_the_same_reward_columns():
     assert all(columns == first for columns in others)
 
 
-@pytest.mark.parametrize(
-    ("record", "reward"),
-    [
-        (failed(FailureKind.SANDBOX_LOST), 0.75),
-        (cancelled(CancelReason.REDUNDANT), 0.75),
-        (rollout(), 1.0),
-        (truncated(), truncated().reward),
-    ],
-)
-def test_only_a_row_without_reward_shows_the_mean_of_its_group(record: Rollout, reward: float):
-    assert to_gym_result(record, ROW, group_mean_reward=0.75)["reward"] == reward
-    assert to_gym_result(record, ROW, group_mean_reward=0.75, is_group_stopped=True)["reward"] == 0.0
-
-
 def test_strange_row_is_answered():
     check_result(to_gym_result(rollout(), {"responses_create_params": [1], "instance_config": "x"}))
 
@@ -157,8 +136,7 @@ def test_never_sampled_gets_a_labelled_placeholder():
 
 
 def test_placeholder_uses_the_recorded_first_prompt():
-    unsampled = segment(turns=0)
-    result = to_gym_result(failed(segments=[unsampled], messages=MESSAGES[:2]), ROW)
+    result = to_gym_result(failed(segments=[segment(turns=0)], messages=MESSAGES[:2]), ROW)
     assert first_prompt(result) == PROMPT
 
 
@@ -231,11 +209,8 @@ def test_graded_patch_is_in_the_result_also_of_a_row_that_a_limit_cut_short():
     result = to_gym_result(rollout(score=Score(reward=1.0), submission=patch, outcome=outcome), ROW)
     assert (result["prorl_git_patch"], result["prorl_submission"]) == ("diff", None)
     assert to_gym_result(failed(submission=patch), ROW)["prorl_git_patch"] is None
-
-
-def test_a_patch_of_an_earlier_release_is_in_the_result():
-    score = Score(reward=1.0, detail={"git_patch": "diff"})
-    assert to_gym_result(rollout(score=score), ROW)["prorl_git_patch"] == "diff"
+    of_an_earlier_release = rollout(score=Score(reward=1.0, detail={"git_patch": "diff"}))
+    assert to_gym_result(of_an_earlier_release, ROW)["prorl_git_patch"] == "diff"
 
 
 def test_the_result_names_the_row_and_what_was_graded():
@@ -264,18 +239,9 @@ def test_examples_in_the_prompt_are_no_turns():
     assert [item["type"] for item in output] == ["function_call", "function_call_output", "message"]
     assert output[0]["prompt_token_ids"] == PROMPT
     assert (output[2]["content"][0]["text"], output[2]["generation_token_ids"]) == ("\\boxed{4}", [101, 9])
-
-
-def test_examples_in_the_prompt_of_a_rollout_that_never_sampled_are_not_shown():
-    shots = [Message(role="assistant", content="\\boxed{2}"), MESSAGES[1]]
-    record = failed(segments=[], messages=shots, prompt_messages=2)
-    (placeholder,) = to_gym_result(record, ROW)["response"]["output"]
+    never_sampled = failed(segments=[], messages=[shots[1], MESSAGES[1]], prompt_messages=2)
+    (placeholder,) = to_gym_result(never_sampled, ROW)["response"]["output"]
     assert placeholder["content"][0]["text"] == ""
-
-
-def test_usage_counts_prompt_and_sampled_tokens():
-    usage = to_gym_result(rollout(), ROW)["response"]["usage"]
-    assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (3 + 6, 4, 13)
 
 
 def test_turn_that_an_engine_aborted_and_continued_is_one_call():

@@ -22,11 +22,8 @@ def test_items_become_turns():
     ]
 
 
-def test_plain_text_is_a_user_message():
+def test_a_text_or_a_call_alone_is_a_turn():
     assert messages_from_items("hello") == [Message(role="user", content="hello")]
-
-
-def test_call_without_text_is_a_turn_of_its_own():
     assert messages_from_items(ITEMS[4:5])[0].tool_calls[0].name == "python"
 
 

@@ -28,8 +28,6 @@ from prorl_gym.trainers.trl import served_reward, to_trl
 from prorl_gym.trainers.verifiers import to_verifiers
 from prorl_gym.trainers.verl import to_verl
 
-WITHOUT_REWARD = {"failed": failed, "cancelled": cancelled, "nothing sampled": silent}
-
 
 def slime(one: Rollout, index: int = 0, group: int = 0, **options: Any) -> list[dict[str, Any]]:
     return to_slime(one, group_index=group, rollout_index=index, placeholder_id=PAD, **options)
@@ -53,10 +51,11 @@ def test_a_sequence_is_the_record_cut_at_its_first_sampled_token():
 def test_what_is_masked_has_its_tokens_but_no_loss(ending: Any):
     (one,) = training_sequences(ending())
     assert (one.response_ids, one.loss_mask) == (IDS[3:], [0] * 5)
+    assert [fields["reward_score"] for fields in to_verl(ending())] == ([0.0] if ending is overlong else [])
 
 
 def test_a_segment_in_which_nothing_was_sampled_is_no_sequence():
-    assert training_sequences(silent()) == []
+    assert training_sequences(silent()) == to_verl(silent()) == []
     text = segment().model_copy(update={"mask": [0] * 8, "logprobs": [0.0] * 8, "policy_versions": [-1] * 8})
     assert training_sequences(rollout(segments=[text])) == []
 
@@ -79,22 +78,6 @@ def test_verl_gets_an_output_for_each_segment():
     assert first["extra_fields"]["reward_extra_info"] == {"score": 1.0}
 
 
-def test_verl_bounds_staleness_by_the_oldest_and_the_newest_version():
-    (output,) = to_verl(rollout(segments=[of_versions(3, 5)]))
-    fields = output["extra_fields"]
-    assert (fields["min_global_steps"], fields["max_global_steps"]) == (3, 5)
-
-
-@pytest.mark.parametrize("ending", WITHOUT_REWARD)
-def test_verl_gets_nothing_without_a_reward(ending: str):
-    assert to_verl(WITHOUT_REWARD[ending]()) == []
-
-
-def test_verl_counts_the_reward_of_an_overlong_rollout_and_trains_on_nothing_of_it():
-    (output,) = to_verl(overlong())
-    assert (output["reward_score"], sum(output["response_mask"])) == (0.0, 0)
-
-
 # --- TRL
 
 
@@ -105,9 +88,6 @@ def test_trl_gets_a_row_for_each_prompt():
     assert output["env_mask"] == [MASK[3:], [0], [0] * 5, [0] * 5]
     assert output["logprobs"][0] == [[-0.5], [-0.25], [0.0], [-0.5], [-0.25]]
     assert output["served_reward"] == [1.0, None, 1.0, None]
-
-
-def test_trls_reward_function_returns_the_served_rewards():
     assert served_reward(["a", "b"], served_reward=[1.0, None], prompts=["x", "y"]) == [1.0, None]
 
 
@@ -123,11 +103,6 @@ def test_areal_gets_a_row_for_each_rollout_of_one_length():
     assert rows["logprobs"][:2] == [LOGPROBS, [0.0] * 8]
     assert rows["attention_mask"][:2] == [[True] * 8, [True] * 4 + [False] * 4]
     assert rows["rewards"] == pytest.approx([1.0, 2 / 3, 0.0, 2 / 3, 1.0])
-
-
-def test_areal_gets_the_version_of_each_token():
-    rows = to_areal([rollout(segments=[of_versions(3, 5)])], placeholder_id=PAD)
-    assert rows is not None and rows["versions"] == [[-1, -1, -1, 3, 3, -1, 5, 5]]
 
 
 def test_areal_rejects_a_group_without_any_reward():
@@ -176,11 +151,6 @@ def test_slime_gets_a_sample_for_each_segment_of_one_rollout():
     assert first["rollout_log_probs"] == LOGPROBS[3:]
     assert (second["tokens"], second["rollout_id"], second["group_index"]) == ([*PROMPT, 100, 9], 7, 3)
     assert (first["status"], first["remove_sample"], first["reward"]) == ("completed", False, 1.0)
-
-
-def test_slime_gets_the_versions_of_a_sample():
-    (sample,) = slime(rollout(segments=[of_versions(3, 5)]))
-    assert sample["weight_versions"] == ["3", "5"]
 
 
 @pytest.mark.parametrize(("ending", "status"), [(failed, "failed"), (cancelled, "aborted"), (silent, "failed")])
@@ -241,9 +211,9 @@ def test_verifiers_gets_a_path_for_each_segment():
     assert (trace["ok"], trace["errors"], trace["info"]) == (True, [], {"policy_versions": [0]})
 
 
-@pytest.mark.parametrize("ending", WITHOUT_REWARD)
-def test_a_trace_without_a_reward_is_an_error_and_not_a_zero(ending: str):
-    trace = to_verifiers(WITHOUT_REWARD[ending](), {})
+@pytest.mark.parametrize("ending", [failed, cancelled, silent])
+def test_a_trace_without_a_reward_is_an_error_and_not_a_zero(ending: Any):
+    trace = to_verifiers(ending(), {})
     assert (trace["ok"], trace["rewards"]) == (False, {"math": None})
     assert trace["errors"][0]["type"] in ("engine_unreachable", "redundant")
 
@@ -261,7 +231,16 @@ def test_tokens_after_the_last_turn_stay_on_the_path():
     assert [token for node in nodes for token in node.get("token_ids", [])] == [*PROMPT, 100, 9, 51]
 
 
-# --- router replay
+# --- policy versions and routed experts
+
+
+def test_policy_versions_reach_every_trainer_that_bounds_staleness():
+    versioned = rollout(segments=[of_versions(3, 5)])
+    fields = to_verl(versioned)[0]["extra_fields"]
+    assert (fields["min_global_steps"], fields["max_global_steps"]) == (3, 5)
+    rows = to_areal([versioned], placeholder_id=PAD)
+    assert rows is not None and rows["versions"] == [[-1, -1, -1, 3, 3, -1, 5, 5]]
+    assert slime(versioned)[0]["weight_versions"] == ["3", "5"]
 
 
 def test_routed_experts_reach_every_trainer_that_replays_them():

@@ -11,7 +11,7 @@ from prorl_gym.api.app_context import AppContext
 @pytest.fixture
 async def browser() -> TestClient:
     async with running() as service:
-        app = create_app(AppContext.create(service), TOKEN)
+        app = create_app(AppContext(service), TOKEN)
         return TestClient(app, "http://localhost:8770", headers={"Authorization": f"Bearer {TOKEN}"})
 
 

@@ -237,7 +237,7 @@ def test_a_port_has_a_quarter_of_the_files() -> None:
 
 async def test_requests_that_are_open_at_the_end_are_answered() -> None:
     async with running() as service:
-        app, begun = create_app(AppContext.create(service), TOKEN), asyncio.Event()
+        app, begun = create_app(AppContext(service), TOKEN), asyncio.Event()
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             begun.set()

@@ -1,5 +1,7 @@
 """The OpenAPI document is complete, and its examples are what the models read."""
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from prorl_gym.api.http.middleware import PUBLIC_PATHS
 @pytest.fixture
 async def app() -> FastAPI:
     async with running() as service:
-        return create_app(AppContext.create(service), TOKEN)
+        return create_app(AppContext(service), TOKEN)
 
 
 @pytest.fixture
@@ -45,11 +47,6 @@ def test_every_route_is_described(document: Any) -> None:
             assert "422" in statuses, name
 
 
-def test_the_token_is_part_of_it(document: Any) -> None:
-    assert document["security"] == [{"token": []}]
-    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
-
-
 def test_every_body_and_answer_has_an_example_that_fits_its_schema(document: Any) -> None:
     checked = 0
     for method, path, operation in operations(document):
@@ -67,19 +64,10 @@ def test_every_body_and_answer_has_an_example_that_fits_its_schema(document: Any
 
 
 def test_references_lead_somewhere(document: Any) -> None:
-    schemas = document["components"]["schemas"]
-
-    def look(value: Any) -> None:
-        if isinstance(value, dict):
-            if "$ref" in value:
-                assert value["$ref"].removeprefix("#/components/schemas/") in schemas
-            for item in value.values():
-                look(item)
-        elif isinstance(value, list):
-            for item in value:
-                look(item)
-
-    look(document)
+    text = json.dumps(document)
+    named = re.findall(r'"\$ref": "#/components/schemas/([^"]+)"', text)
+    assert len(named) == text.count('"$ref"')
+    assert set(named) <= set(document["components"]["schemas"])
 
 
 def test_pages_without_data_need_no_token_and_load_nothing_from_elsewhere(app: FastAPI) -> None:

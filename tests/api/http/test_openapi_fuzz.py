@@ -1,23 +1,18 @@
 """Everything that the OpenAPI document allows, and much that it does not: no 5xx, and every answer is as described."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 import schemathesis
-from api_stack import TOKEN, ask, serving
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from loopback_service import entered_in_a_thread
+from loopback_service import TOKEN, in_a_thread
 from schemathesis import checks as server
 from schemathesis.specs.openapi import checks
 
-from prorl_gym.api.policy_control import EngineRegistry
-from prorl_gym.inference.balance.engine_pool import EnginePool
-from prorl_gym.inference.weights.weight_updater import WeightUpdater
+from prorl_gym.client import SyncClient
 from prorl_gym.records import RolloutRequest
-from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
 
 # Not among them: that all that fits is accepted (a schema cannot say that replica < group_size), and that a query has
 # no parameter beyond those that a route knows.
@@ -41,23 +36,11 @@ QUICK = settings(
 LONG = settings(QUICK, max_examples=100)
 
 
-@asynccontextmanager
-async def serve() -> AsyncIterator[str]:
-    async with EnginePool("policy") as pool:
-        pool.add_engine(FakeEngine("policy-0", lambda _: Reply((2,))))
-        updater = WeightUpdater(pool, 1000)
-        fleets = {"policy": EngineRegistry(pool, {"policy-0": "http://10.0.0.1:8000/v1"})}
-        options = {"pools": [pool], "weight_updaters": {"policy": updater}, "registries": fleets}
-        async with serving(max_body_bytes=1 << 20, **options) as served:
-            await served.service.submit([RolloutRequest.model_validate(ask("a7"))])
-            await served.service.result("a7", wait=10)
-            yield served.url
-        await updater.close()
-
-
 @pytest.fixture
 def url() -> Iterator[str]:
-    with entered_in_a_thread(serve()) as address:  # the fuzzer is synchronous
+    with in_a_thread() as address, SyncClient(address, token=TOKEN) as client:  # the fuzzer is synchronous
+        client.submit(RolloutRequest(rollout_id="a7", environment="scripted", task={}))
+        client.result("a7", timeout=10)
         yield address
 
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from api_stack import TOKEN, serving
 
-from prorl_gym.api.monitoring import mismatch_reports
-from prorl_gym.api.monitoring.history import History, RolloutCounters
-from prorl_gym.api.monitoring.mismatch_reports import MismatchReports
+from prorl_gym.api.monitoring import history
+from prorl_gym.api.monitoring.history import History, MismatchReports, RolloutCounters
 from prorl_gym.client import Client
 from prorl_gym.client.wire_models import MismatchBody
 from prorl_gym.records import BatchMismatch, Mismatch
@@ -45,16 +44,6 @@ async def test_a_report_is_shown_where_the_reward_is() -> None:
         assert f"\n{line}\n" in page
 
 
-async def test_a_repeated_report_replaces_the_one_of_its_version() -> None:
-    async with serving() as served, Client(served.url, token=TOKEN) as client:
-        for version, batch in ((1, BATCH), (2, BATCH), (1, replace(BATCH, total=SMALL))):
-            await client.report_mismatch("run", version, batch)
-        assert [(one.version, one.mismatch.total) for one in await client.mismatch("run")] == [
-            (2, BATCH.total),
-            (1, SMALL),
-        ]
-
-
 async def test_what_is_no_number_arrives() -> None:
     broken = replace(BATCH, total=replace(LARGE, max_abs_diff=math.nan, kl=math.inf))
     async with serving() as served, Client(served.url, token=TOKEN) as client:
@@ -63,19 +52,6 @@ async def test_what_is_no_number_arrives() -> None:
         assert math.isnan(report.mismatch.total.max_abs_diff) and math.isnan(report.mismatch.total.kl)
         _, answer = await served.ask("GET", "/v1/status")
         assert answer["mismatches"][0]["mismatch"]["total"]["max_abs_diff"] is None
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"version": -1, "mismatch": {}},
-        {"version": 1, "mismatch": {"total": 1}},
-        {"version": 1},
-    ],
-)
-async def test_another_form_is_refused(body: dict[str, object]) -> None:
-    async with serving() as served:
-        assert (await served.ask("POST", "/v1/runs/run/mismatch", body))[0] == 422
 
 
 async def test_a_position_that_there_is_not_is_refused() -> None:
@@ -89,9 +65,16 @@ async def test_a_position_that_there_is_not_is_refused() -> None:
     assert "no position is called turn 99" in answer["error"]["what"]
 
 
+def test_a_repeated_report_replaces_the_one_of_its_version() -> None:
+    reports = MismatchReports()
+    for version, batch in ((1, BATCH), (2, BATCH), (1, replace(BATCH, total=SMALL))):
+        reports.add("run", MismatchBody(version=version, mismatch=batch))
+    assert [(one.version, one.mismatch.total) for one in reports.of_run("run")] == [(2, BATCH.total), (1, SMALL)]
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mismatch_reports, "MAX_RUNS", 2)
-    monkeypatch.setattr(mismatch_reports, "MAX_VERSIONS", 3)
+    monkeypatch.setattr(history, "MAX_RUNS", 2)
+    monkeypatch.setattr(history, "MAX_VERSIONS", 3)
     reports = MismatchReports()
     for run in "abc":
         for version in range(5):

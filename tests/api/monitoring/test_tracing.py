@@ -3,23 +3,23 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from rollout_samples import rollout, segment
 
-from prorl_gym.api import openapi_examples
 from prorl_gym.api.monitoring.tracing import RolloutTracer, SpanSpec, build_rollout_span
-from prorl_gym.records import Rollout
+from prorl_gym.errors import FailureKind
+from prorl_gym.records import Generation, Retry, StageTime
 
-ROLLOUT = Rollout.model_validate(
-    openapi_examples.ROLLOUT
-    | {"messages": [], "retries": [{"attempt": 0, "kind": "sandbox_lost", "stage": "run", "message": ""}]}
-)
+STAGES = {"init": StageTime(queued=0.01, seconds=0.02), "run": StageTime(seconds=0.5), "eval": StageTime(seconds=0.01)}
+RETRY = Retry(attempt=0, kind=FailureKind.SANDBOX_LOST, stage="run", message="")
 
 
 def test_one_trace_with_stages_and_turns_through_the_sdk() -> None:
+    traced = rollout(segments=[segment(turns=1)], stages=STAGES, retries=[RETRY])
     exporter = InMemorySpanExporter()
-    tracing = RolloutTracer.from_environment(exporter)
-    assert tracing is not None
-    tracing.export_rollout(ROLLOUT)
+    tracing = RolloutTracer(SimpleSpanProcessor(exporter))
+    tracing.export_rollout(traced)
     spans = {span.name: span for span in exporter.get_finished_spans()}
     tracing.close()
     assert set(spans) == {"rollout", "attempt", "init", "run", "eval", "turn"}
@@ -33,11 +33,11 @@ def test_one_trace_with_stages_and_turns_through_the_sdk() -> None:
     }
     assert len({span.context.trace_id for span in spans.values()}) == 1
     facts = spans["rollout"].attributes
-    assert (facts["prorl.rollout_id"], facts["prorl.reward"], facts["prorl.retries"]) == ("a7", 1.0, 1)
-    assert spans["rollout"].end_time == int(ROLLOUT.finished_at * 1e9)
+    assert (facts["prorl.rollout_id"], facts["prorl.reward"], facts["prorl.retries"]) == ("r1", 1.0, 1)
+    assert spans["rollout"].end_time == int(traced.finished_at * 1e9)
     assert spans["rollout"].resource.attributes["service.name"] == "prorl-gym"
     values = " ".join(str(value) for span in spans.values() for value in span.attributes.values())
-    assert "boxed" not in values and "6 times 7" not in values
+    assert "boxed" not in values and "2+2" not in values
 
 
 @pytest.mark.parametrize("endpoint", [None, ""])
@@ -64,13 +64,13 @@ Seconds = st.floats(0, 1000)
 @given(queued=Seconds, run=Seconds, turns=st.lists(Seconds, max_size=5))
 @settings(max_examples=30, deadline=None)
 def test_parts_lie_inside_of_what_they_are_part_of(queued: float, run: float, turns: list[float]) -> None:
-    generations = [
-        {"start": 2, "end": 2, "turn": i, "finish_reason": "stop", "engine": "e", "seconds": took}
-        for i, took in enumerate(turns)
+    calls = [
+        Generation(start=2, end=2, turn=turn, finish_reason="stop", engine="e", seconds=seconds)
+        for turn, seconds in enumerate(turns)
     ]
-    segment = openapi_examples.ROLLOUT["segments"][0] | {"generations": generations}
-    stages = {"run": {"queued": queued, "seconds": run}, "eval": {"queued": 0.0, "seconds": 1.0}}
-    rollout = Rollout.model_validate(openapi_examples.ROLLOUT | {"segments": [segment], "stages": stages})
+    stages = {"run": StageTime(queued=queued, seconds=run), "eval": StageTime(seconds=1.0)}
+    times = {"accepted_at": 1760000000.0, "begun_at": 1760000000.05, "finished_at": 1760000000.6}
+    traced = rollout(segments=[segment().model_copy(update={"generations": calls})], stages=stages, **times)
 
     def look(piece: SpanSpec) -> None:
         at = piece.start
@@ -79,4 +79,4 @@ def test_parts_lie_inside_of_what_they_are_part_of(queued: float, run: float, tu
             at = part.end
             look(part)
 
-    look(build_rollout_span(rollout))
+    look(build_rollout_span(traced))

@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import EntryPoint
@@ -17,10 +16,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
+from killed_service import COMMAND, ENGINE, started
 from loopback_service import TOKEN, in_a_thread
 from typer.testing import CliRunner, Result
 
-from prorl_gym.cli.demo.process_supervisor import descendants
+from prorl_gym.cli.demo.stack import descendants
 from prorl_gym.cli.main import app
 from prorl_gym.cli.temporary_service import temporary_service
 from prorl_gym.client import SyncClient
@@ -135,14 +136,10 @@ def test_a_bad_row_is_reported_before_anything_is_sent(service: str, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_model_behind_an_address_is_evaluated_by_a_service_of_its_own(tmp_path: Path) -> None:
-    oracle = [sys.executable, "-m", "prorl_gym", "engine", "oracle", "--port", "0", "--model", "m"]
-    engine = subprocess.Popen(oracle, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
-    try:
-        assert engine.stdout is not None
-        address = next(found[1] for line in engine.stdout if (found := re.search(r"(http://[\d.:]+/v1)", line)))
+    with started(["engine", "oracle", "--port", "0", "--model", "m"], ENGINE) as (_, address):
         math = str(ROOT / "environments" / "prorl_math" / "data" / "example.jsonl")
         own = ["--base-url", address, "--model", "m", "--engine", "vllm", "--tokenizer", "small"]
-        command = [sys.executable, "-m", "prorl_gym", "evaluate", "math", math, "--samples", "2", "--k", "1,2", *own]
+        command = [*COMMAND, "evaluate", "math", math, "--samples", "2", "--k", "1,2", *own]
         env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
         done = subprocess.run(
             [*command, "--json"], env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=150
@@ -151,9 +148,6 @@ def test_a_model_behind_an_address_is_evaluated_by_a_service_of_its_own(tmp_path
         found = json.loads(done.stdout)
         assert found["pass_at"]["1"] == {"value": 1.0, "low": pytest.approx(0.5655, abs=1e-3), "high": 1.0, "rows": 5}
         assert not list(tmp_path.iterdir()), "nothing is left of its service"
-    finally:
-        engine.kill()
-        engine.wait()
 
 
 @pytest.mark.slow
@@ -176,22 +170,17 @@ async def test_a_text_only_server_is_evaluated_too(tmp_path: Path) -> None:
     app = web.Application()
     app.router.add_post("/v1/chat/completions", complete)
     app.router.add_get("/v1/models", models)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
+    async with TestServer(app) as server:
         file = rows(tmp_path, {"id": "m", "question": "6*7?", "answer": "42"})
-        own = ["--base-url", f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "--model", "m", "--tokenizer", "small"]
+        own = ["--base-url", str(server.make_url("/v1")), "--model", "m", "--tokenizer", "small"]
         child = await asyncio.create_subprocess_exec(
-            *[sys.executable, "-m", "prorl_gym", "evaluate", "math", file, "--samples", "4", "--k", "1,2", "--json"],
-            *[*own, "--max-model-len", "8192", "--temperature", "0.6"],
+            *[*COMMAND, "evaluate", "math", file, "--samples", "4", "--k", "1,2", "--json", *own],
+            *["--max-model-len", "8192", "--temperature", "0.6"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=ROOT,
         )
         out, errors = await child.communicate()
-    finally:
-        await runner.cleanup()
     assert child.returncode == 0, (out + errors).decode()
     found = json.loads(out)
     assert found["pass_at"]["1"]["value"] == 0.5
@@ -209,7 +198,7 @@ def test_its_own_service_ends_with_it(tmp_path: Path, number: signal.Signals, co
     with socket.create_server(("127.0.0.1", 0)) as engine:  # takes connections, never answers
         engine.settimeout(60)
         own = ["--base-url", f"http://127.0.0.1:{engine.getsockname()[1]}/v1", "--model", "m", "--tokenizer", "small"]
-        command = [sys.executable, "-m", "prorl_gym", "evaluate", "math", file, "--max-model-len", "8192", *own]
+        command = [*COMMAND, "evaluate", "math", file, "--max-model-len", "8192", *own]
         env = {**os.environ, "TMPDIR": str(temporary)}
         evaluate = subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         services: list[int] = []

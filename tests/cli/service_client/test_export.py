@@ -11,12 +11,12 @@ from loopback_service import TOKEN, in_a_thread
 from typer.testing import CliRunner, Result
 
 from prorl_gym.cli.main import app
-from prorl_gym.cli.service_client.show import ExportFilter
+from prorl_gym.cli.service_client.show import rejection_reason
 from prorl_gym.client import SyncClient
 from prorl_gym.errors import CancelReason, ConfigError, FailureKind, Limit
 from prorl_gym.records import Message, Outcome, Rollout, RolloutRequest, Score, ToolCall
 from prorl_gym.settings import SERVICE_DEFAULTS, RolloutSettings, resolve_settings
-from prorl_gym.trainers.chat_format import to_chat
+from prorl_gym.trainers.sampled_turns import to_chat
 
 TASKS: dict[str, dict[str, Any]] = {
     "good": {"turns": 2},
@@ -86,7 +86,7 @@ def test_chats_leave_out_what_was_cut_short(export: Any) -> None:
     ]
     assert "1 left out: truncated" in result.stderr
     _, lines = export("--force", "--format", "sft", "--overlong", "--mask-key", "weight", "--cursor", "2")
-    assert [line["rollout_id"] for line in lines] == ["long"] or [line["rollout_id"] for line in lines] == ["long"]
+    assert [line["rollout_id"] for line in lines] == ["long"]
     assert lines[-1]["messages"][-1] == {"role": "assistant", "content": "done", "weight": 1}
 
 
@@ -152,16 +152,16 @@ LONG = Outcome(status="truncated", limit=Limit.TIME)
     ],
 )
 def test_which_are_left_out(rollout: Rollout, reason: str) -> None:
-    assert ExportFilter(0.5, include_overlong=False, form="sft").rejection_reason(rollout) == reason
-    assert ExportFilter(None, include_overlong=False, form="jsonl").rejection_reason(rollout) == ""
+    assert rejection_reason(rollout, "sft", 0.5, include_overlong=False) == reason
+    assert rejection_reason(rollout, "jsonl", None, include_overlong=False) == ""
 
 
 def test_masked_ones_come_when_asked_for() -> None:
     settings = resolve_settings(RolloutSettings(mask_overlong=(Limit.TIME,)), SERVICE_DEFAULTS)
     masked = record(LONG, Score(reward=1.0), settings=settings)
     assert masked.masked
-    assert ExportFilter(1.0, include_overlong=False, form="tokens").rejection_reason(masked) == "truncated"
-    assert ExportFilter(1.0, include_overlong=True, form="tokens").rejection_reason(masked) == ""
+    assert rejection_reason(masked, "tokens", 1.0, include_overlong=False) == "truncated"
+    assert rejection_reason(masked, "tokens", 1.0, include_overlong=True) == ""
 
 
 def said(role: Any, content: str, **more: Any) -> Message:

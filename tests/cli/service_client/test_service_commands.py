@@ -54,11 +54,6 @@ def file_of(tmp_path: Path, *requests: RolloutRequest) -> str:
 # --- submit, watch, show, cancel ------------------------------------------------------------------------------------
 
 
-def test_submit_prints_ids(url: str, tmp_path: Path) -> None:
-    rows = file_of(tmp_path, ask("a"), ask("b"))
-    assert call("submit", rows, "--no-check").output.split() == ["a", "b"]
-
-
 def test_submit_and_wait_prints_ends(url: str, tmp_path: Path) -> None:
     rows = file_of(tmp_path, ask("a"), ask("b", reward=0.5))
     result = call("submit", rows, "--no-check", "--wait")
@@ -128,10 +123,6 @@ def test_show_writes_a_page(url: str, tmp_path: Path) -> None:
     assert call("show", "a", "--html", str(page)).output == f"{page}\n"
     assert page.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
     assert [file.name for file in tmp_path.iterdir()] == ["a.html"]
-
-
-def test_a_page_that_cannot_be_written(url: str, tmp_path: Path) -> None:
-    made(url, ask("a"))
     error = call("show", "a", "--html", str(tmp_path / "none" / "a.html")).exception
     assert isinstance(error, ConfigError)
     assert "a.html: cannot be written (No such file or directory)." in error.what
@@ -151,23 +142,22 @@ def test_watch_in_a_pipe_prints_lines(url: str) -> None:
 
 
 def test_watch_shows_a_table(url: str) -> None:
-    members = [
-        ask("a", group="g").model_copy(update={"group_size": 2}),
-        ask("b", group="g", reward=0.0).model_copy(update={"group_size": 2, "replica": 1}),
-    ]
-    made(url, *members)
+    members = [ask("a", group="g"), ask("b", group="g", reward=0.0)]
+    made(url, *(one.model_copy(update={"group_size": 2, "replica": n}) for n, one in enumerate(members)))
     figures = Mismatch(5, 0.25, 0.1, 0.031, 1.1, 0)
     with SyncClient(url, token=TOKEN) as client:
         client.report_mismatch("default", 7, BatchMismatch(figures, {7: figures}, {"turn 1": figures}, {}))
         client.report_mismatch("other", 9, BatchMismatch(figures, {}, {}, {}))
     result = call("watch", "--no-follow", "--table", "--run", "default")
-    shown = dict(re.findall(r"│ ([a-z ]+?) +│ (.*?) +│", result.output))
-    assert shown["finished"] == "2"
-    assert shown["mean reward"] == "0.500"
-    assert shown["groups complete"] == "1, 1 with different rewards"
-    assert shown["completed"] == "2"
-    assert shown["service"] == "0 queued, 0 running"
-    assert shown["mismatch"] == "0.25 nats at version 7, KL 0.031"
+    expected = {
+        "finished": "2",
+        "mean reward": "0.500",
+        "groups complete": "1, 1 with different rewards",
+        "completed": "2",
+        "service": "0 queued, 0 running",
+        "mismatch": "0.25 nats at version 7, KL 0.031",
+    }
+    assert expected.items() <= dict(re.findall(r"│ ([a-z ]+?) +│ (.*?) +│", result.output)).items()
 
 
 def test_watch_says_that_nobody_has_submitted_the_run(url: str) -> None:
@@ -225,8 +215,8 @@ def test_a_whole_demand_comes_from_a_file(url: str, tmp_path: Path) -> None:
     assert "wanted: 2\n" in call("demand", "default", "--file", str(file)).output
     with SyncClient(url, token=TOKEN) as client:
         demand = client.demand("default")
-    wanted = Demand(groups=2, redundant=RedundantHandling(park_seconds=60))
-    assert demand is not None and demand.model_dump() == wanted.model_dump()
+    assert demand is not None
+    assert demand.model_dump() == Demand(groups=2, redundant=RedundantHandling(park_seconds=60)).model_dump()
     file.write_text("groups: 2\nmax_stalenes: 1\n")
     assert "max_staleness" in str(call("demand", "default", "--file", str(file)).exception)
     assert isinstance(call("demand", "default", "--file", str(file), "--groups", "1").exception, ConfigError)
@@ -237,6 +227,7 @@ def test_a_hold_lasts_until_the_release(url: str) -> None:
     with SyncClient(url, token=TOKEN) as client:
         client.submit([ask("held")])
         assert client.poll_result("held", wait=0.2) is None
+        assert client.status().paused
         assert call("release").exit_code == 0
         assert client.result("held", timeout=20).outcome.status == "completed"
 

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from prorl_gym.cli import serve
-from prorl_gym.cli.service_client import submit
+from prorl_gym.cli.main import app
 from prorl_gym.errors import ConfigError
 from prorl_gym.records import RolloutRequest
 
@@ -40,11 +38,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
 
 
 def call(*arguments: str) -> Any:
-    app = typer.Typer()
-    app.command()(submit.submit)
-    app.command()(submit.cancel)
-    app.command()(serve.serve)
-    return CliRunner().invoke(app, arguments)
+    return CliRunner().invoke(app, ["submit", *arguments])
 
 
 def rows(tmp_path: Path, *lines: Any) -> str:
@@ -64,7 +58,7 @@ ROW: dict[str, Any] = {
 
 
 def test_gym_rows_become_groups(tmp_path: Path, client: type[FakeClient]) -> None:
-    result = call("submit", rows(tmp_path, ROW, "", ROW), "--run", "r1", "--group-size", "3")
+    result = call(rows(tmp_path, ROW, "", ROW), "--run", "r1", "--group-size", "3")
     assert result.output.split() == [request.rollout_id for request in client.sent]
     assert [(r.run_id, r.replica, r.group_size) for r in client.sent] == [("r1", i, 3) for i in (0, 1, 2, 0, 1, 2)]
     assert len({request.group_id for request in client.sent}) == 2
@@ -72,9 +66,20 @@ def test_gym_rows_become_groups(tmp_path: Path, client: type[FakeClient]) -> Non
     assert [r.row_source for r in client.sent] == [f"{tmp_path}/rows.jsonl:{line}" for line in (1, 1, 1, 3, 3, 3)]
 
 
-def test_a_line_may_say_where_its_row_is_from(tmp_path: Path, client: type[FakeClient]) -> None:
-    call("submit", rows(tmp_path, {**ROW, "row_source": "train.jsonl:7"}))
-    assert [request.row_source for request in client.sent] == ["train.jsonl:7"]
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ({**ROW, "row_source": "train.jsonl:7"}, "row_source", "train.jsonl:7"),
+        ({**ROW, "prorl": {"run_id": "theirs"}}, "run_id", "theirs"),
+        ({"rollout_id": "mine", "environment": "math", "task": TASK}, "rollout_id", "mine"),
+    ],
+    ids=["a row", "the block of a Gym row", "a request"],
+)
+def test_a_line_may_have_fields_of_its_request(
+    tmp_path: Path, client: type[FakeClient], line: dict[str, Any], field: str, value: str
+) -> None:
+    call(rows(tmp_path, line))
+    assert [getattr(request, field) for request in client.sent] == [value]
 
 
 def test_a_line_ends_where_json_lines_end(tmp_path: Path, client: type[FakeClient]) -> None:
@@ -82,13 +87,8 @@ def test_a_line_ends_where_json_lines_end(tmp_path: Path, client: type[FakeClien
     file = tmp_path / "rows.jsonl"
     row = {**ROW, "task": {**TASK, "question": "one\u2028two\x85three"}}
     file.write_text(json.dumps(row, ensure_ascii=False) + "\r\n", encoding="utf-8", newline="")
-    call("submit", str(file))
+    call(str(file))
     assert [request.task["question"] for request in client.sent] == ["one\u2028two\x85three"]
-
-
-def test_requests_keep_their_ids(tmp_path: Path, client: type[FakeClient]) -> None:
-    call("submit", rows(tmp_path, {"rollout_id": "mine", "environment": "math", "task": TASK}))
-    assert [request.rollout_id for request in client.sent] == ["mine"]
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,7 @@ def test_requests_keep_their_ids(tmp_path: Path, client: type[FakeClient]) -> No
         ({"task": {}}, "FILE:1: 'environment' is missing."),
         ({"environment": "math"}, "FILE:1: 'task' is missing."),
         ({"environment": "math", "task": []}, "FILE:1: 'task' is wrong: Input should be a valid dictionary."),
-        (
-            {"environment": "math", "task": {}, "settings": {"tempe": 1}},
-            "FILE:1: unknown key 'settings.tempe'.",
-        ),
+        ({"environment": "math", "task": {}, "settings": {"tempe": 1}}, "FILE:1: unknown key 'settings.tempe'."),
         ({"environment": "maths", "task": TASK}, "FILE:1: There is no environment 'maths'."),
         ({"environment": "math", "task": {}}, "FILE:1: math row without id: required key 'question' is missing."),
         ({"environment": "math", "task": TASK, "seting": {}}, "FILE:1: unknown key 'seting'."),
@@ -112,7 +109,7 @@ def test_requests_keep_their_ids(tmp_path: Path, client: type[FakeClient]) -> No
 )
 def test_bad_rows_are_named(tmp_path: Path, client: type[FakeClient], line: Any, message: str) -> None:
     file = rows(tmp_path, line)
-    result = call("submit", file)
+    result = call(file)
     assert isinstance(result.exception, ConfigError)
     assert str(result.exception).replace(file, "FILE").splitlines()[0] == message
     assert client.sent == []
@@ -120,29 +117,8 @@ def test_bad_rows_are_named(tmp_path: Path, client: type[FakeClient], line: Any,
 
 def test_nothing_is_sent_when_one_row_is_wrong(tmp_path: Path, client: type[FakeClient]) -> None:
     file = rows(tmp_path, ROW, {**ROW, "environment": "maths"}, {**ROW, "task": {}})
-    assert str(call("submit", file).exception).splitlines() == [
+    assert str(call(file).exception).splitlines() == [
         f"{file}:2: There is no environment 'maths'. (Wrong lines: 2.)",
         "Did you mean 'math'?",
     ]
     assert client.sent == []
-
-
-def test_environment_of_the_service_only(tmp_path: Path, client: type[FakeClient]) -> None:
-    call("submit", "--no-check", rows(tmp_path, {"environment": "theirs", "task": {"q": 1}}))
-    assert [request.environment for request in client.sent] == ["theirs"]
-
-
-def test_prorl_block_of_a_gym_row_counts(tmp_path: Path, client: type[FakeClient]) -> None:
-    call("submit", rows(tmp_path, {**ROW, "prorl": {"run_id": "theirs"}}))
-    assert [request.run_id for request in client.sent] == ["theirs"]
-
-
-def test_help_names_where_the_token_comes_from() -> None:
-    assert "PRORL_GYM_TOKEN_FILE" in call("submit", "--help").output
-
-
-def test_serve_names_a_bad_configuration(tmp_path: Path) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text("inference: {engines: ['http://127.0.0.1:1'], model: m, tokenizer: small}\nrunner: {rnu: 1}\n")
-    result = call("serve", "--config", str(file))
-    assert str(result.exception) == f"{file}: unknown key 'runner.rnu'.\nDid you mean 'run'?"

@@ -1,4 +1,4 @@
-"""The table of units agrees with pint, and both readers of answers know its units."""
+"""The table of units agrees with pint."""
 
 from fractions import Fraction
 
@@ -6,7 +6,6 @@ import pint
 import pytest
 
 from prorl_gym.environments.answers.units import FACTORS, find_unit
-from prorl_gym.environments.math.answer_equality import is_equal
 
 PINT = pint.UnitRegistry()
 SPELLED = {
@@ -35,9 +34,3 @@ def test_prefixes_and_spellings_lead_to_one_unit():
     units = [find_unit(name) for name in ("km", "Km", "kilometers", "kilometre")]
     assert all(unit is not None and (unit.name, unit.factor) == ("meter", 1000) for unit in units)
     assert [find_unit(name) for name in ("cat", "foo", "kfoot")] == [None, None, None]
-
-
-@pytest.mark.parametrize(("gold", "answer"), [("1 mile", "1609.344 m"), ("2 lb", "32 oz"), ("1 mph", "0.44704 m/s")])
-def test_mathematics_converts_exactly(gold: str, answer: str):
-    assert is_equal(gold, answer)
-    assert not is_equal(gold, answer.replace("4", "5").replace("32", "33"))

@@ -1,6 +1,5 @@
 """Graders of STEM answers without worker processes, for tests of verdicts."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from prorl_gym.environments.math import answer_equality
@@ -8,16 +7,7 @@ from prorl_gym.environments.math.environment import MathGrader
 from prorl_gym.environments.stem import quantity
 from prorl_gym.environments.stem.environment import StemEnvironment, StemGrader, StemRow
 from prorl_gym.sandbox.protocol import Sandbox, SandboxSpec
-
-
-class Here:
-    """A pool without processes: the function is called right here."""
-
-    def __init__(self, function: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
-        self._function = function
-
-    async def call(self, body: Mapping[str, Any], *, cpu_seconds: float) -> Mapping[str, Any]:
-        return self._function(body)
+from tests.environments.worker_support import InlineWorkers
 
 
 class Nothing:
@@ -33,7 +23,7 @@ class Nothing:
         return self._judge
 
 
-GRADER = StemGrader(Here(quantity.grade), MathGrader(Here(answer_equality.grade)))
+GRADER = StemGrader(InlineWorkers(quantity.grade), MathGrader(InlineWorkers(answer_equality.grade)))
 ENVIRONMENT = StemEnvironment(GRADER)
 
 

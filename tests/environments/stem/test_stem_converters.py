@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stem_support import ENVIRONMENT, Nothing
 
+from prorl_gym.data.converters import select_converters
 from prorl_gym.environments.playback import play_script
-from prorl_gym.environments.prepare import Skipped, select_converters
 
 OPTIONS = "Which is a noble gas?\n(A) oxygen\n(B) argon\n(C) chlorine"
 
@@ -60,8 +60,8 @@ async def test_rows_are_made_and_solved_by_their_own_answer(row: dict[str, Any],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_skipped_with_its_reason(row: dict[str, Any], reason: str):
     made = convert(row)
-    assert isinstance(made, Skipped)
-    assert reason in made.reason
+    assert isinstance(made, str)
+    assert reason in made
 
 
 VALUES = st.one_of(
@@ -77,4 +77,4 @@ def test_no_row_breaks_a_conversion(row: dict[str, Any]):
     for converter in select_converters("stem", "auto"):
         if converter.matches(row):
             made = converter.convert(row)
-            assert isinstance(made, Skipped) or ENVIRONMENT.parse_row(made)
+            assert isinstance(made, str) or ENVIRONMENT.parse_row(made)

@@ -4,16 +4,20 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from grader_corpus import StemExample, count_confusion, is_right_by_rules, read_corpus
 from stem_support import GRADER
-
-from prorl_gym.environments.grader_corpus import StemExample, count_confusion, is_right_by_rules, read_corpus
 
 FOLDER = Path(__file__).parents[2] / "corpora"
 HALVES = ("seen", "unseen")
 
 
-def pairs(half: str) -> list[StemExample]:
-    return read_corpus(FOLDER / f"stem_{half}.jsonl", StemExample)
+def pairs(name: str) -> list[StemExample]:
+    return read_corpus(FOLDER / f"stem_{name}.jsonl", StemExample)
+
+
+PAIRS = pairs("classes")
+"""Answers of the classes that a grader gets wrong, with both signs; none of them may be misjudged."""
+CLASSES = sorted({pair.why for pair in PAIRS})
 
 
 @pytest.mark.parametrize("half", [*HALVES, "outside_seen", "outside_unseen"])
@@ -34,3 +38,24 @@ def test_both_halves_are_large_and_hold_both_signs_of_every_kind():
             signs = [pair.correct for pair in half if pair.row["kind"] == kind]
             assert signs.count(True) >= 10
             assert signs.count(False) >= 10
+
+
+async def misjudged(why: str, *, correct: bool) -> list[tuple[str, str]]:
+    signed = [pair for pair in PAIRS if pair.why == why and pair.correct == correct]
+    return [(pair.row["answer"], pair.response) for pair in signed if await is_right_by_rules(pair, GRADER) != correct]
+
+
+@pytest.mark.parametrize("why", CLASSES)
+def test_no_wrong_answer_of_a_class_is_rewarded(why: str):
+    assert asyncio.run(misjudged(why, correct=False)) == []
+
+
+@pytest.mark.parametrize("why", CLASSES)
+def test_every_right_answer_of_a_class_is_rewarded(why: str):
+    assert asyncio.run(misjudged(why, correct=True)) == []
+
+
+def test_every_class_has_both_signs():
+    assert len(CLASSES) >= 15
+    for why in CLASSES:
+        assert {pair.correct for pair in PAIRS if pair.why == why} == {True, False}, why

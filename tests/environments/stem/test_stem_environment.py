@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from stem_support import GRADER, Nothing
 
-from prorl_gym.agents.tools.search import PROVIDER_VARIABLE, CorpusSearch
 from prorl_gym.api import build
 from prorl_gym.api.config import ServiceConfig
-from prorl_gym.environments.judge import EngineJudge
+from prorl_gym.contrib.search import PROVIDER_VARIABLE, CorpusSearch, SearchTool
+from prorl_gym.environments.judge import Judge
 from prorl_gym.environments.playback import play_script, wrong_steps
 from prorl_gym.environments.protocol import ScriptedStep
-from prorl_gym.environments.row_format import read_rows
 from prorl_gym.environments.stem.environment import StemEnvironment
 from prorl_gym.errors import FailureKind
 from prorl_gym.inference.balance.engine_pool import EnginePool
@@ -26,7 +25,6 @@ from prorl_gym.settings import resolve_settings
 from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
 from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
 
-EXAMPLES = read_rows(Path(__file__).parents[3] / "environments" / "prorl_stem" / "data" / "example.jsonl")
 CHOICE = {
     "question": "Which is a noble gas?",
     "kind": "choice",
@@ -40,21 +38,6 @@ BARE = [
     {"question": "What is it?", "kind": "text", "answer": "argon"},
     {"question": "Which function?", "kind": "expression", "answer": "\\frac{x}{2}"},
 ]
-
-
-async def test_a_whole_group_has_one_prompt_token_for_token():
-    codec = load_codec("small")
-    for row in [*(one.task for one in EXAMPLES), *BARE]:
-        prompts: set[tuple[int, ...]] = set()
-        for _ in range(8):
-            environment = StemEnvironment(GRADER)  # as in as many processes
-            episode = await environment.init(
-                environment.parse_row(row), Nothing(), resolve_settings(environment.settings)
-            )
-            prompts.add(
-                tuple(codec.encode_prompt(episode.messages, [tool.spec.as_function() for tool in episode.tools]))
-            )
-        assert len(prompts) == 1
 
 
 async def test_options_are_shown_with_letters_and_the_gold_one_is_not_marked():
@@ -89,7 +72,7 @@ async def test_search_is_a_tool_only_where_the_service_enables_it(tmp_path: Path
         ScriptedStep("", "search", {"query": "noble gas"}),
         ScriptedStep("", "finish", {"answer": "\\boxed{\\text{argon}}"}),
     ]
-    played = await play_script(StemEnvironment(GRADER, CorpusSearch(file)), CHOICE, steps, Nothing())
+    played = await play_script(StemEnvironment(GRADER, SearchTool(CorpusSearch(file))), CHOICE, steps, Nothing())
     assert played.score.reward == 1.0
     assert "Argon is a noble gas." in played.artifacts.messages[3].content
 
@@ -127,7 +110,7 @@ async def test_a_rollout_is_judged_on_engines_of_their_own(said: str, reward: fl
             lambda name: StemEnvironment(GRADER),
             ModelPolicySource(pool, codec),
             EmptyBackend(),
-            judge=EngineJudge(judges, codec),
+            judge=Judge(judges, codec),
         )
         await runner.accept(Job(request=request, accepted_at=time.time()))
         rollout = await anext(event.rollout async for event in runner.events() if isinstance(event, Finished))
@@ -156,4 +139,4 @@ async def test_a_service_lends_its_judge(tmp_path: Path, monkeypatch: pytest.Mon
         config = ServiceConfig.model_validate({"inference": pool, "state": str(tmp_path), **judge})
         await (await build.build_service(config)).close()
     assert lent[0] is None
-    assert isinstance(lent[1], EngineJudge)
+    assert isinstance(lent[1], Judge)

@@ -5,21 +5,19 @@ import re
 from collections.abc import Callable
 
 import pytest
-from stem_support import ENVIRONMENT, GRADER, Here, Nothing
+from stem_support import ENVIRONMENT, GRADER, Nothing
 
 from prorl_gym.agents.protocol import Artifacts
-from prorl_gym.environments.judge import MAX_TOKENS, EngineJudge, parse_verdict
+from prorl_gym.environments.judge import MAX_TOKENS, Judge, parse_verdict
 from prorl_gym.environments.math.environment import MathGrader
 from prorl_gym.environments.stem.environment import StemGrader, StemRow
 from prorl_gym.errors import EngineError, FailureKind, GraderError
 from prorl_gym.inference.balance.engine_pool import EnginePool
-from prorl_gym.inference.engine_errors import ContextExceeded
-from prorl_gym.inference.protocol import GenerationRequest
+from prorl_gym.inference.protocol import ContextExceeded, GenerationRequest
 from prorl_gym.inference.tokens.template_check import load_codec
-from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.settings import resolve_settings
 from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
-from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
+from tests.environments.worker_support import InlineWorkers
 
 CODEC = load_codec("small")
 BEGIN = re.compile(r"BEGIN ([0-9a-f]{16})\n(.*)\nEND \1\n", re.DOTALL)
@@ -51,7 +49,7 @@ def verdict(word: str) -> Callable[[str, str], str]:
 async def ask(engine: FakeEngine, answer: str = "vinegar", question: str = "What is it?") -> bool:
     async with EnginePool("judge") as pool:
         pool.add_engine(engine)
-        return await EngineJudge(pool, CODEC).is_equivalent(question, "acetic acid", answer)
+        return await Judge(pool, CODEC).is_equivalent(question, "acetic acid", answer)
 
 
 async def test_verdicts_are_read():
@@ -224,17 +222,10 @@ async def test_no_box_and_an_answer_that_breaks_the_grader_are_not_judged():
     assert (score.reward, judge.asked) == (0.0, [])
 
 
-async def test_leases_lend_the_judge_of_the_service():
-    judge = Always()
-    leases = SandboxLeases(EmptyBackend(), judge=judge)
-    score = await ENVIRONMENT.evaluate(
-        row("text", "acetic acid"), Artifacts(answer="\\boxed{vinegar}"), leases, resolve_settings(ENVIRONMENT.settings)
-    )
-    await leases.close()
-    assert (score.reward, judge.asked) == (1.0, ["vinegar"])
-
-
 async def test_the_score_reveals_nothing_of_gold():
-    grader = StemGrader(Here(lambda body: {"verdict": "different", "why": "the value differs"}), MathGrader(Here(dict)))
+    grader = StemGrader(
+        InlineWorkers(lambda body: {"verdict": "different", "why": "the value differs"}),
+        MathGrader(InlineWorkers(dict)),
+    )
     score = await grader.score(row("numeric", "5.4321 N"), "6 N", Always())
     assert "5.4321" not in json.dumps(score.detail)

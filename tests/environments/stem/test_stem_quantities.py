@@ -141,46 +141,6 @@ def test_only_known_units_are_read():
         assert units.find_unit(name) is None, name
 
 
-def test_units_of_one_dimension_that_measure_different_things_are_kept_apart():
-    for gold, other in [
-        ("5 Hz", "5 Bq"),
-        ("5 mSv", "5 mGy"),
-        ("50 Hz", "50 rad/s"),
-        ("5 dB", "5 %"),
-        ("8 bit", "8 rad"),
-    ]:
-        assert compare(gold, other) == compare(other, gold) == "different", (gold, other)
-    assert compare("50 Hz", "3000 rpm") == compare("10 rad/s", "10 s^-1") == compare("1 byte", "8 bit") == "equal"
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "F = 5 N or F = 6 N", "F = 5 N, F = 6 N", r"F = 5 N \quad F = 6 N", "x = 5 N x = 6 N", "not F = 6 N",
-        r"F_1 = 5\text{ N}, F_2 = 6\text{ N}", "5 N = F = 6 N", "F = 5 N a = 6 N", r"F = 5 N \lor F = 6 N",
-    ],
-)  # fmt: skip
-def test_chain_with_two_values_passes_for_neither(answer: str):
-    assert compare("6 N", answer) != "equal"
-    assert compare("5 N", answer) != "equal"
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "F = ma = 6 N",
-        r"F = 2 m a = 2 \times 3 = 6 N",
-        r"F_{max} = \frac{1}{2}kx = 6 N",
-        "6 N = 6000 mN",
-        r"F = 8 \text{ N} - (2 \text{ N}) = 6 \text{ N}",
-        r"\frac{1}{2\pi RC} = 6 N",
-        r"6.0\,[\text{N}]",
-    ],
-)
-def test_chain_with_one_value_passes(answer: str):
-    assert compare("6 N", answer) == "equal"
-
-
 def test_range_is_not_computed():
     for gold, answer in (("-1 N", "5-6 N"), ("11 N", "5+6 N"), ("-1", "5 - 6")):
         assert compare(gold, answer) == "unread"

@@ -76,12 +76,6 @@ def test_options_that_mean_others_by_place_keep_them(last: str):
     assert row(["one", "two", "three", last], "D").option_order() == (0, 1, 2, 3)
 
 
-def test_every_right_choice_is_shown_in_the_prompt_and_only_there():
-    environment = StemEnvironment()
-    task = environment.parse_row({"question": "Which?", "kind": "choice", "options": ["x", "y"], "answer": "B"})
-    assert environment.gold_steps(dict(task))[0].text == "The answer is $\\boxed{B}$."
-
-
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [

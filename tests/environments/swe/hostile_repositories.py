@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from prorl_gym.environments.swe.swe_row import ParserName, Repository, SweTask, TestPlan, git_diff
+from prorl_gym.environments.swe.swe_row import ParserName, SweTask, git_diff, parse_swe_row
 from tests.environments.swe.mini import pack
 
 
@@ -35,47 +35,27 @@ class Victim:
     pass_to_pass: tuple[str, ...]
     build: str = ""
 
-    def patch(self, instead: str, prelude: str = "", more: Mapping[str, str] | None = None) -> str:
+    def patch(self, instead: str, prelude: str = "") -> str:
         """Return a diff that puts ``instead`` in place of the fault, ``prelude`` before the module's own code."""
         broken = self.files[self.source]
         first, _, rest = broken.partition("\n")  # the docstring
         changed = f"{first}\n{prelude}{rest}".replace(self.fault, instead)
         assert changed.count(instead) >= 1
-        edits = {self.source: changed, **(more or {})}
-        return "".join(git_diff(path, self.files.get(path, ""), text) for path, text in edits.items())
+        return git_diff(self.source, broken, changed)
 
     def task(self) -> SweTask:
-        """Return the row as graders take it."""
-        gold = self.patch(self.repairs[0])
         tests = {
-            "files": dict(self.hidden),
+            "files": self.hidden,
             "build": self.build,
             "command": self.command,
             "parser": self.parser,
-            "fail_to_pass": list(self.fail_to_pass),
-            "pass_to_pass": list(self.pass_to_pass),
+            "fail_to_pass": self.fail_to_pass,
+            "pass_to_pass": self.pass_to_pass,
             "seconds": 60.0,
         }
-        return SweTask(
-            id=self.source.partition("/")[0],
-            question="Repair it.",
-            image="",
-            workdir="/testbed",
-            base_commit="",
-            repository=Repository(archive=pack(self.files)),
-            tests=TestPlan(
-                files=self.hidden,
-                build=self.build,
-                command=self.command,
-                parser=self.parser,
-                fail_to_pass=self.fail_to_pass,
-                pass_to_pass=self.pass_to_pass,
-                seconds=60.0,
-            ),
-            gold_patch=gold,
-            source="generic",
-            raw={"id": self.source.partition("/")[0], "question": "Repair it.", "patch": gold, "tests": tests},
-        )
+        name, gold = self.source.partition("/")[0], self.patch(self.repairs[0])
+        repair = {"id": name, "question": "Repair it.", "patch": gold, "archive": pack(self.files)}
+        return parse_swe_row({**repair, "tests": tests})
 
 
 PRICES = Victim(
@@ -480,61 +460,8 @@ def test_two():
 BUILT = replace(PRICES, build="python3 -c 'import prices.totals'")
 """The first one, with a build that runs code of the patch."""
 
-ORDERED = replace(
-    PRICES,
-    hidden={
-        "tests/test_totals.py": """import asyncio
-
-import pytest
-
-from prices.totals import largest, total
-
-SEEN = []
-
-
-def test_total():
-    SEEN.append(total([1, 2, 3]))
-    assert SEEN == [6]
-
-
-def test_largest():
-    SEEN.append(largest([4, 9, 2]))
-    assert SEEN == [6, 9]
-
-
-def test_discount():
-    SEEN.append(total([100, 50], 10))
-    assert SEEN == [6, 9, 135]
-
-
-def test_later():
-    async def work():
-        await asyncio.sleep(0)
-        return total([200], 25)
-
-    assert asyncio.run(work()) == 150
-
-
-class TestLater:
-    @pytest.fixture(autouse=True)
-    def half(self):
-        self.percent = 50
-
-    def test_half(self):
-        assert total([30, 12], self.percent) == 21
-""",
-    },
-    fail_to_pass=(
-        *PRICES.fail_to_pass,
-        "tests/test_totals.py::test_later",
-        "tests/test_totals.py::TestLater::test_half",
-    ),
-)
-"""Tests that depend on those before them, that await, and that a fixture prepares unasked."""
-
 VICTIMS = {
     "prices": PRICES,
-    "ordered": ORDERED,
     "built": BUILT,
     "words": WORDS,
     "roman": ROMAN,

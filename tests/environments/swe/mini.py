@@ -1,15 +1,17 @@
-"""A repository of two files with a fault, its hidden tests, and patches for it."""
+"""Small repositories with a fault, hidden tests, and patches: one for grading, one for the agent's side."""
 
 import base64
 import io
 import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from prorl_gym.data.sdist.source_tree import SourceFile, pack_tree
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe.grading import grade
 from prorl_gym.environments.swe.patch_filter import filter_patch
-from prorl_gym.environments.swe.swe_row import ParserName, Repository, SweTask, TestPlan, git_diff
+from prorl_gym.environments.swe.swe_row import ParserName, SweTask, TestPlan, git_diff, parse_swe_row
 from prorl_gym.records import Score
 from prorl_gym.settings import resolve_settings
 
@@ -36,14 +38,17 @@ class T(unittest.TestCase):
 """
 
 
+def packed(files: Mapping[str, str]) -> bytes:
+    return pack_tree({path: SourceFile(text.encode()) for path, text in files.items()})
+
+
 def pack(files: Mapping[str, str]) -> str:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for path, text in files.items():
-            entry = tarfile.TarInfo(path)
-            entry.size = len(text.encode())
-            archive.addfile(entry, io.BytesIO(text.encode()))
-    return base64.b64encode(buffer.getvalue()).decode()
+    return base64.b64encode(packed(files)).decode()
+
+
+def unpack(archive: str) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as tar:
+        return {entry.name: tar.extractfile(entry).read() for entry in tar}  # type: ignore[union-attr]
 
 
 def plan(parser: ParserName, **changes: object) -> TestPlan:
@@ -60,14 +65,14 @@ def plan(parser: ParserName, **changes: object) -> TestPlan:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def task(parser: ParserName = "pytest", files: Mapping[str, str] = BASE, **changes: object) -> SweTask:
+def task(parser: ParserName = "pytest", tree: Mapping[str, str] = BASE, **changes: object) -> SweTask:
     return SweTask(
         id="mini",
         question="add subtracts.",
         image="",
         workdir="/testbed",
         base_commit="",
-        repository=Repository(archive=pack(files)),
+        archive=pack(tree),
         tests=plan(parser, **changes),
         gold_patch=patch({"calc.py": RIGHT}),
         source="generic",
@@ -78,6 +83,27 @@ def task(parser: ParserName = "pytest", files: Mapping[str, str] = BASE, **chang
 def patch(changes: Mapping[str, str | None], base: Mapping[str, str] = BASE) -> str:
     """Return a diff: ``None`` removes a file."""
     return "".join(git_diff(path, base.get(path, ""), text or "") for path, text in changes.items())
+
+
+TREE = {
+    "src/answer.py": "def answer():\n    return 41\n",
+    "src/gone.py": "old = True\n",
+    "tests/test_answer.py": "def test():\n    pass\n",
+    "data.bin": "\0\1\2",
+    ".gitignore": "*.log\nbuild/\n",
+    "kept.log": "packed though ignored\n",
+    "docs/with blank.txt": "text\n",
+}
+"""What the agent finds of the task below."""
+
+
+def row(**more: Any) -> dict[str, Any]:
+    tests = {"command": "true", "parser": "unittest", "fail_to_pass": ["a"]}
+    return {"id": "t1", "question": "answer() must be 42.", "tests": tests, **more}
+
+
+def archived() -> SweTask:
+    return parse_swe_row(row(archive=pack(TREE)))
 
 
 async def judged(task: SweTask, change: Mapping[str, str | None] | str, leases: Leases) -> Score:

@@ -1,6 +1,5 @@
 """The agent's side of the swe environment in real sandboxes: what comes out as its patch, whatever it did there."""
 
-import base64
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swe_support import TREE, packed, row
 
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.agents.scripted_policy import ScriptedPolicy
@@ -19,12 +17,12 @@ from prorl_gym.environments.row_format import to_gym_row
 from prorl_gym.environments.swe.environment import NO_PATCH, PATCH, SweEnvironment
 from prorl_gym.environments.swe.patch_filter import filter_patch
 from prorl_gym.environments.swe.repository import sandbox_spec
-from prorl_gym.environments.swe.swe_row import Repository
 from prorl_gym.errors import LimitReached, TaskError
 from prorl_gym.records import GradedSubmission
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend, SandboxSpec
 from prorl_gym.settings import resolve_settings
+from tests.environments.swe.mini import TREE, pack, row
 
 GOLD = """\
 diff --git a/src/answer.py b/src/answer.py
@@ -48,7 +46,7 @@ class TestAnswer(unittest.TestCase):
         self.assertIsInstance(answer(), int)
 """
 ROW = row(
-    archive=base64.b64encode(packed()).decode(),
+    archive=pack(TREE),
     patch=GOLD,
     tests={
         "files": {"tests/test_hidden.py": HIDDEN},
@@ -151,7 +149,6 @@ HABITS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("habit", HABITS, ids=str)
 async def test_patch_is_the_repair_whatever_else_was_done(lent: CountingLeases, habit: str, tmp_path: Path):
     artifacts, said = await after(lent, [bash(REPAIR), bash(HABITS[habit])])
@@ -187,7 +184,6 @@ async def test_limit_of_turns_keeps_the_patch(lent: CountingLeases, tmp_path: Pa
     assert applied(artifacts.files[PATCH], tmp_path) == REPAIRED
 
 
-@pytest.mark.slow
 async def test_without_git_there_is_no_patch_and_that_is_said(lent: CountingLeases):
     artifacts, _ = await after(lent, [bash(f"{REPAIR}; rm -f $(command -v git) || mv $(command -v git) /tmp")])
     if PATCH in artifacts.files:
@@ -233,16 +229,6 @@ async def test_empty_patch_is_zero_without_a_clean_sandbox(lent: CountingLeases)
     assert lent.cleans == 0
 
 
-@pytest.mark.slow
-async def test_wrong_steps_are_zero(lent: CountingLeases):
-    environment = SweEnvironment()
-    try:
-        played = await play_script(environment, ROW, environment.wrong_steps(ROW, 3), lent)
-    finally:
-        await lent.close()
-    assert (played.score.reward, lent.cleans) == (0.0, 1)
-
-
 async def test_nothing_of_the_answer_is_in_prompt_tools_or_sandbox(lent: CountingLeases):
     secret = "needle_in_hidden_test"
     task = {**ROW, "tests": {**ROW["tests"], "files": {"tests/test_hidden.py": f"# {secret}\n{HIDDEN}"}}}
@@ -263,7 +249,7 @@ async def test_images_of_collections_keep_tests_from_the_agent_and_give_it_their
     }
     for source, build in fake.items():
         lent, environment, artifacts = CountingLeases(backend), SweEnvironment(), Artifacts()
-        task = replace(environment.parse_row(ROW), source=source, repository=Repository())
+        task = replace(environment.parse_row(ROW), source=source, archive="")
         resolved = resolve_settings(environment.settings)
         try:
             sandbox = await lent.get_agent_sandbox(await sandbox_spec(task))

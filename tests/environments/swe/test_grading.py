@@ -11,8 +11,9 @@ import pytest
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe import run_tests
 from prorl_gym.environments.swe.grading import grade, grade_timed, run_hidden_tests
-from prorl_gym.environments.swe.repaired_sandbox import apply_patch, paths_in_diff
-from prorl_gym.environments.swe.swe_row import Repository, SweTask, parse_swe_row
+from prorl_gym.environments.swe.patch_filter import paths_in_diff
+from prorl_gym.environments.swe.repaired_sandbox import apply_patch
+from prorl_gym.environments.swe.swe_row import parse_swe_row
 from prorl_gym.errors import FailureKind, TaskError
 from prorl_gym.sandbox.protocol import ExecResult, SandboxSpec
 from prorl_gym.settings import resolve_settings
@@ -70,26 +71,6 @@ def pytest_sessionfinish():
 
 CHEAT_CALL = "def pytest_pyfunc_call(pyfuncitem):\n    return True\n"
 
-# The real json, with other words in it.
-JSON = """import importlib.util, os, sys
-
-source = os.path.join(os.path.dirname(os.__file__), "json", "__init__.py")
-spec = importlib.util.spec_from_file_location("json", source, submodule_search_locations=[os.path.dirname(source)])
-made = sys.modules["json"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(made)
-real = made.dumps
-made.dumps = lambda event, **more: real(dict(event, outcome="passed") if "outcome" in event else event, **more)
-"""
-ARGPARSE = """import contextlib, importlib.util, os, sys
-
-spec = importlib.util.spec_from_file_location("argparse", os.path.join(os.path.dirname(os.__file__), "argparse.py"))
-made = sys.modules["argparse"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(made)
-import unittest.case
-
-unittest.case._Outcome.testPartExecutor = lambda self, *_, **__: contextlib.suppress(BaseException)
-"""
-
 PYTEST_ATTACKS = {
     "prints results": {"calc.py": f'print("{LINES}", flush=True)\n{WRONG}'},
     "leaves at import": {"calc.py": f"import os\n\nos.write(1, b'{LINES}')\nos._exit(0)\n{WRONG}"},
@@ -110,21 +91,6 @@ PYTEST_ATTACKS = {
         "cheat.py": CHEAT_PLUGIN,
         "calc.py": WRONG + "\n\n# Nothing else.\n",
     },
-    "brings a conftest": {"conftest.py": CHEAT_PLUGIN, "calc.py": WRONG + "\n\n# Nothing else.\n"},
-    "shadows pytest": {"pytest.py": f'print("{LINES}")\n', "calc.py": WRONG + "\n\n# Nothing else.\n"},
-    "brings pytest.ini": {
-        ".pytest.ini": "[pytest]\naddopts = -p cheat\n",
-        "cheat.py": CHEAT_CALL,
-        "calc.py": WRONG + "\n# No\n",
-    },
-    "brings an entry point": {
-        "cheat.egg-info/PKG-INFO": "Metadata-Version: 2.1\nName: cheat\nVersion: 1\n",
-        "cheat.egg-info/entry_points.txt": "[pytest11]\ncheat = cheat\n",
-        "cheat.py": CHEAT_CALL,
-        "calc.py": WRONG + "\n\n# Nothing else.\n",
-    },
-    "shadows json": {"json.py": JSON, "calc.py": WRONG + "\n\n# Nothing else.\n"},
-    "edits the tests": {"tests/test_calc.py": "def test_add():\n    pass\n", "calc.py": WRONG + "\n\n# No.\n"},
     "forges our events": {"calc.py": f"{FORGERY}forge('test_add')\n{WRONG}"},
     "forges our events and spoils the run": {
         "calc.py": f"{FORGERY}forge('test_add')\nforge('test_zero')\nraise ImportError\n{WRONG}"
@@ -145,13 +111,7 @@ UNITTEST_ATTACKS = {
     "adds results": {"calc.py": f'print("{VERBOSE}".replace("add", "more"), flush=True)\n{WRONG}'},
     "leaves with results": {"calc.py": f"import os\n\nos.write(1, b'{VERBOSE}')\nos._exit(0)\n{WRONG}"},
     "fails after a whole log": {"calc.py": f"import os\n\nos.write(1, b'{VERBOSE}{TOTAL}')\nos._exit(1)\n{WRONG}"},
-    "deletes the tests": {"tests/test_calc.py": None, "calc.py": WRONG + "\n\n# Nothing else.\n"},
-    "shadows argparse": {"argparse.py": ARGPARSE, "calc.py": WRONG + "\n\n# Nothing else.\n"},
 }
-
-
-def with_plan(found: SweTask, **changes: Any) -> SweTask:
-    return replace(found, tests=replace(found.tests, **changes))
 
 
 @pytest.mark.parametrize("parser", ["pytest", "unittest"])
@@ -177,45 +137,28 @@ async def test_a_change_that_repairs_nothing_names_the_failed_test(leases: Lease
     }
 
 
-@pytest.mark.slow
-async def test_a_repair_that_breaks_something_else(leases: Leases):
-    score = await judged(task(), {"calc.py": RIGHT.replace("return 0", "return 1")}, leases)
-    assert (score.reward, score.detail["why"]) == (0.0, "tests that passed before do not any more")
-
-
 async def test_a_test_that_ends_otherwise_the_next_time_is_named(leases: Leases):
     body = (
         "    import os\n    seen = os.path.exists('/tmp/seen')\n    open('/tmp/seen', 'w').close()\n    assert seen\n"
     )
-    found = task()
-    flaky = PYTEST.replace("    assert calc.zero() == 0\n", body)
-    found = replace(found, tests=replace(found.tests, files={"tests/test_calc.py": flaky}))
+    found = task(files={"tests/test_calc.py": PYTEST.replace("    assert calc.zero() == 0\n", body)})
     score = await judged(found, found.gold_patch, leases)
     assert (score.reward, score.detail["why"]) == (0.0, "tests that passed before do not any more")
     assert score.detail["flaky"] == "tests/test_calc.py::test_zero"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("attack", sorted(PYTEST_ATTACKS.keys() - SEEN.keys()))
+@pytest.mark.parametrize("attack", PYTEST_ATTACKS)
 async def test_no_attack_on_pytest_is_rewarded(attack, leases: Leases):
     score = await judged(task(), PYTEST_ATTACKS[attack], leases)
     assert score.reward == 0.0
     assert "pytest did not report" not in score.detail["why"], "it never got to the attack"
+    assert score.detail["why"] == SEEN.get(attack, score.detail["why"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attack", UNITTEST_ATTACKS)
 async def test_no_attack_on_unittest_is_rewarded(attack, leases: Leases):
     score = await judged(task("unittest"), UNITTEST_ATTACKS[attack], leases)
     assert score.reward == 0.0
-
-
-@pytest.mark.parametrize(
-    "attack", [*list(SEEN)[:3], *(pytest.param(attack, marks=pytest.mark.slow) for attack in list(SEEN)[3:])]
-)
-async def test_what_is_seen_of_an_attack(attack, leases: Leases):
-    score = await judged(task(), PYTEST_ATTACKS[attack], leases)
-    assert (score.reward, score.detail["why"]) == (0.0, SEEN[attack])
 
 
 @pytest.mark.parametrize("place", ["", "src/"])
@@ -231,7 +174,6 @@ async def test_the_build_does_not_see_our_plug_in(leases: Leases):
     assert (await judged(found, found.gold_patch, leases)).reward == 1.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("gold", [False, True])
 async def test_hooks_of_a_patch_are_seen_however_they_were_loaded(gold: bool, leases: Leases):
     found = task(command="python3 -m pytest -q -p cheat tests")
@@ -242,19 +184,11 @@ async def test_hooks_of_a_patch_are_seen_however_they_were_loaded(gold: bool, le
     assert (score.reward, score.detail.get("why")) == (float(gold), expected)
 
 
-@pytest.mark.slow
 async def test_hooks_that_the_repository_has_are_its_own(leases: Leases):
-    found = task(files={**BASE, "plug.py": CHEAT_CALL}, command="python3 -m pytest -q -p plug tests")
+    found = task(tree={**BASE, "plug.py": CHEAT_CALL}, command="python3 -m pytest -q -p plug tests")
     assert (await judged(found, {"calc.py": RIGHT}, leases)).reward == 1.0
 
 
-@pytest.mark.slow
-async def test_the_right_repair_survives_noise(leases: Leases):
-    noisy = f'print("FAILED tests/test_calc.py::test_add", flush=True)\n{RIGHT}'
-    assert (await judged(task(), {"calc.py": noisy}, leases)).reward == 1.0
-
-
-@pytest.mark.slow
 async def test_what_a_build_does_to_hidden_tests_is_undone(leases: Leases):
     """The build runs code of the patch."""
     lies = "open('tests/test_calc.py', 'w').write('def test_add(): pass\\n\\n\\ndef test_zero(): pass\\n')\n"
@@ -264,7 +198,6 @@ async def test_what_a_build_does_to_hidden_tests_is_undone(leases: Leases):
     assert (await judged(found, found.gold_patch, leases)).reward == 1.0
 
 
-@pytest.mark.slow
 async def test_the_build_decides_whether_tests_run(leases: Leases):
     found = task(build="python3 -c 'import calc; assert calc.add(1, 1) == 2' && touch built", command="cat built && "
                  "python3 -m pytest -q tests")  # fmt: skip
@@ -290,29 +223,27 @@ async def test_a_log_that_is_too_long_is_not_read(leases: Leases, monkeypatch: p
 async def test_hidden_tests_as_a_patch(leases: Leases):
     hidden = patch({"tests/test_calc.py": PYTEST, "tests/test_more.py": "def test_more():\n    pass\n"})
     more = "tests/test_more.py::test_more"
-    found = task(files={**BASE, "old.py": "old\n"}, patch=hidden, removed=("old.py",),
+    found = task(tree={**BASE, "old.py": "old\n"}, files={}, patch=hidden, removed=("old.py",),
                  command="test ! -e old.py && python3 -m pytest -q tests",
                  pass_to_pass=("tests/test_calc.py::test_zero", more))  # fmt: skip
-    without_files = with_plan(found, files={})
     own = patch({"calc.py": RIGHT, "tests/test_more.py": "in the way\n", "tests/test_calc.py": "in the way\n"})
     # Not cleaned before: the places of hidden tests are protected here as well.
-    score = await grade(without_files, own.encode(), leases, resolve_settings())
+    score = await grade(found, own.encode(), leases, resolve_settings())
     assert (score.reward, score.detail.get("why")) == (1.0, None)
 
 
 async def test_a_test_patch_that_fits_nowhere_is_a_bad_row(leases: Leases):
     misfit = patch({"tests/test_calc.py": PYTEST}, {"tests/test_calc.py": "other\n"})
-    found = with_plan(task(), files={}, patch=misfit)
+    found = task(files={}, patch=misfit)
     with pytest.raises(TaskError) as caught:
         await judged(found, found.gold_patch, leases)
     assert caught.value.kind is FailureKind.BAD_ROW
     assert "test patch does not apply" in str(caught.value)
 
 
-@pytest.mark.slow
 async def test_a_patch_that_is_in_the_way_of_the_tests_is_not_the_row_s_fault(leases: Leases):
-    found = with_plan(
-        task(command="python3 -m pytest -q hidden"),
+    found = task(
+        command="python3 -m pytest -q hidden",
         files={"hidden/here/test_calc.py": PYTEST},
         fail_to_pass=("hidden/here/test_calc.py::test_add",),
         pass_to_pass=(),
@@ -362,7 +293,6 @@ R2E_TESTS = ["class TestX:\n    def test_add(self):\n        import calc\n      
              "def test_known():\n    assert 0\n"]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "calc, reward", [(RIGHT, 1.0), (WRONG + "\n# No.\n", 0.0), (f"import os\n\nos._exit(0)\n{WRONG}", 0.0)]
 )
@@ -378,7 +308,7 @@ async def test_a_row_of_r2e_gym(calc: str, reward: float, leases: Leases):
         ),
         "expected_output_json": json.dumps({"TestX.test_add": "PASSED", "\x1b[1mtest_known\x1b[0m": "FAILED"}),
     }
-    found = replace(parse_swe_row(row), image="", repository=Repository(archive=pack(R2E)))
+    found = replace(parse_swe_row(row), image="", archive=pack(R2E))
     assert (await judged(found, patch({"calc.py": calc}), leases)).reward == reward
 
 

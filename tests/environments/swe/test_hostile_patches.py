@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,7 @@ from prorl_gym.records import Score
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import SandboxBackend
 from prorl_gym.settings import resolve_settings
-from tests.environments.swe import hostile_patches
-from tests.environments.swe.hostile_patches import HOSTILE
+from tests.environments.swe.hostile_patches import CLASSES, CORPUS, HOSTILE
 from tests.environments.swe.hostile_repositories import VICTIMS
 
 AT_ONCE = 3
@@ -44,18 +42,19 @@ async def score_of(task: SweTask, diff: str, backend: SandboxBackend) -> Score:
 
 
 def test_there_are_enough_of_each_class() -> None:
-    counts = Counter(each.kind for each in HOSTILE.values())
-    assert len(HOSTILE) >= 60
+    counts = {kind: len(patches) for kind, patches in CLASSES.items()}
+    assert len(HOSTILE) == sum(counts.values()) >= 100, "no name stands for two"
     assert len(counts) >= 8 and min(counts.values()) >= 5
     assert counts["own runner"] >= 10
 
 
 def test_the_patches_name_what_our_guest_programs_have() -> None:
     """After a renaming there they would attack nothing, or fail by themselves, and these tests would pass."""
-    text = Path(hostile_patches.__file__).read_text("utf-8")
+    text = CORPUS.read_text("utf-8")
     guests = Path(guest_runner.__file__).read_text("utf-8") + Path(pytest_report.__file__).read_text("utf-8")
     pattern = (
-        r'(?:guest\(\)|found|module)\.(_[a-zA-Z]\w+)|hasattr\(module, "(\w+)"\)|__name__ == "(_\w+)"|co_name == "(\w+)"'
+        r'(?:guest\(\)|found|module)\.(_[a-zA-Z]\w+)|hasattr\(module, "(\w+)"\)|__name__(?:", ""\))? == "(_\w+)"'
+        r'|co_name == "(\w+)"|\b(\w+)=said\b'
     )
     names = {name for found in re.findall(pattern, text) for name in found if name}
     assert len(names) >= 10

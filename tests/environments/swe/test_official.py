@@ -9,8 +9,9 @@ import pytest
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe import grading, repaired_sandbox, swebench_harness
 from prorl_gym.environments.swe.repository import sandbox_spec
-from prorl_gym.environments.swe.swe_row import Repository, SweTask, parse_swe_row
-from prorl_gym.environments.swe.swebench_harness import END, START, TestLog, eval_script, score_log
+from prorl_gym.environments.swe.run_tests import TestResults
+from prorl_gym.environments.swe.swe_row import SweTask, parse_swe_row
+from prorl_gym.environments.swe.swebench_harness import END, START, eval_script, score_log
 from prorl_gym.environments.worker_pool import WorkerPool
 from prorl_gym.errors import GraderError
 from prorl_gym.settings import resolve_settings
@@ -58,9 +59,9 @@ def row(**more: Any) -> dict[str, Any]:
     }
 
 
-def log(*lines: str, exit_code: int = 0) -> TestLog:
+def log(*lines: str, exit_code: int = 0) -> TestResults:
     text = "\n".join(["+ git status", f"+ : '{START}'", *lines, f"+ : '{END}'", ""])
-    return TestLog(text, exit_code, swebench_harness.marker_problem(text))
+    return TestResults({}, swebench_harness.marker_problem(text), exit_code, log=text)
 
 
 @needs_swebench
@@ -83,12 +84,7 @@ async def test_the_harness_writes_the_script():
         ((f"FAILED {ADD} - no", f"PASSED {ZERO}"), 1, 0.0, "the fault is not repaired"),
         ((f"PASSED {ZERO}",), 0, 0.0, "the fault is not repaired"),
         ((f"SKIPPED {ADD}", f"PASSED {ZERO}"), 0, 0.0, "the fault is not repaired"),
-        (
-            (f"PASSED {ADD}", f"PASSED {ZERO}"),
-            1,
-            0.0,
-            "nothing is reported as failed, but the tests' exit code says so",
-        ),
+        ((f"PASSED {ADD}", f"PASSED {ZERO}"), 1, 0.0, CONTRADICTION),
         (("ImportError: no",), 2, 0.0, None),
         (
             (f"PASSED {ADD}", f"PASSED {ZERO}", END, f"FAILED {ADD}"),
@@ -106,9 +102,9 @@ async def test_reports(lines: tuple[str, ...], exit_code: int, reward: float, wh
 
 
 async def test_a_log_without_its_end():
-    assert (await score_log(parse_swe_row(row()), TestLog("", 0, swebench_harness.marker_problem(START)))).detail == {
-        "why": "the test run did not end"
-    }
+    assert (
+        await score_log(parse_swe_row(row()), TestResults({}, swebench_harness.marker_problem(START), 0))
+    ).detail == {"why": "the test run did not end"}
 
 
 async def test_without_the_package_there_is_no_reward():
@@ -130,7 +126,7 @@ def own_image(monkeypatch: pytest.MonkeyPatch) -> SweTask:
 
     monkeypatch.setattr(repaired_sandbox, "sandbox_spec", spec)
     monkeypatch.setattr(swebench_harness, "eval_script", script)
-    return replace(parse_swe_row(row()), image="", base_commit="", repository=Repository(archive=pack(BASE)))
+    return replace(parse_swe_row(row()), image="", base_commit="", archive=pack(BASE))
 
 
 @needs_swebench
@@ -138,13 +134,9 @@ def own_image(monkeypatch: pytest.MonkeyPatch) -> SweTask:
     "calc, reward",
     [
         (RIGHT, 1.0),
-        pytest.param(WRONG + "\n\n# Nothing else.\n", 0.0, marks=pytest.mark.slow),
+        (WRONG + "\n\n# Nothing else.\n", 0.0),
         (f"print(\"\\n: '{END}'\\n\", flush=True)\n{RIGHT}", 0.0),
-        pytest.param(
-            f"import os\n\nos.write(1, b'PASSED {ADD}\\nPASSED {ZERO}\\n')\nos._exit(1)\n{WRONG}",
-            0.0,
-            marks=pytest.mark.slow,
-        ),
+        (FORGED, 0.0),
     ],
 )
 async def test_from_patch_to_reward(calc: str, reward: float, own_image: SweTask, leases: Leases):

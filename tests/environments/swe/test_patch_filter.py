@@ -4,17 +4,23 @@ import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from swe_support import archived
 
 from prorl_gym.environments.swe import patch_filter
-from prorl_gym.environments.swe.git_patch import FileEdit, MalformedPatchError, read_patch, write_patch
-from prorl_gym.environments.swe.patch_filter import filter_patch, is_test_path
-from prorl_gym.environments.swe.swe_row import git_diff
+from prorl_gym.environments.swe.patch_filter import (
+    MalformedPatchError,
+    filter_patch,
+    is_test_path,
+    read_patch,
+    write_patch,
+)
+from prorl_gym.environments.swe.swe_row import SweTask, git_diff
+from tests.environments.swe.mini import archived
 
 TASK = archived()
 LINE = st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), max_size=6)
@@ -22,27 +28,6 @@ TEXT = st.builds(lambda lines, end: "\n".join(lines) + end, st.lists(LINE, max_s
 PATH = st.lists(
     st.sampled_from(["src", "a b", "tests", "ü", "x.py", "conftest.py", "it's", "-r"]), min_size=1, max_size=3
 )
-
-
-def apply(edit: FileEdit, old: str) -> str:
-    """Apply the hunks of one file as a reader of the format would."""
-    lines = old.encode().split(b"\n")
-    lines = [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
-    made: list[bytes] = []
-    at = 0
-    for hunk in edit.hunks:
-        start = hunk.old[0] - (1 if hunk.old[1] else 0)
-        made += lines[at:start]
-        at = start
-        for number, line in enumerate(hunk.lines):
-            bare = number + 1 < len(hunk.lines) and hunk.lines[number + 1].startswith(b"\\")
-            text = line[1:] if bare else line[1:] + b"\n"
-            if line[:1] in b" -":
-                assert lines[at] == text
-                at += 1
-            if line[:1] in b" +":
-                made.append(text)
-    return b"".join(made + lines[at:]).decode()
 
 
 @settings(max_examples=50, deadline=None)
@@ -54,9 +39,17 @@ def test_what_is_kept_still_applies_and_what_is_left_out_is_counted(changes: dic
     tests = {path for path in changes if is_test_path(path)}
     assert set(cleaned.files) == set(changes) - tests
     assert cleaned.dropped == ({"test": len(tests)} if tests else {})
-    for edit in read_patch(cleaned.patch):
-        old, new = changes[os.fsdecode(edit.path)]
-        assert apply(edit, old) == new
+    kept = {path: pair for path, pair in changes.items() if path not in tests}
+    assume(not any(f"{path}/".startswith(f"{other}/") for path in kept for other in kept if path != other))
+    with TemporaryDirectory() as folder:
+        for path, (old, _) in kept.items():
+            Path(folder, path).parent.mkdir(parents=True, exist_ok=True)
+            if old:
+                Path(folder, path).write_bytes(old.encode())
+        if cleaned.patch:
+            git(Path(folder), "apply", "--whitespace=nowarn", stdin=cleaned.patch)
+        left = {str(file.relative_to(folder)): file.read_bytes() for file in Path(folder).rglob("*") if file.is_file()}
+    assert left == {path: new.encode() for path, (_, new) in kept.items() if new}
 
 
 @pytest.fixture(scope="module")
@@ -244,17 +237,6 @@ def test_which_paths_count(path: str, reason: str | None):
     assert (cleaned.files, cleaned.dropped) == (((path,), {}) if reason is None else ((), {reason: 1}))
 
 
-def test_module_of_the_runners_name_at_the_root_does_not_count():
-    for path in ("pytest.py", "unittest/__init__.py", "_pytest/main.py"):
-        assert filter_patch(git_diff(path, "", "x\n").encode(), TASK).dropped == {"test": 1}
-        assert filter_patch(edit(path).encode(), TASK).dropped == {}  # pytest's own repository
-
-
-def test_module_of_our_plug_ins_name_does_not_count_anywhere():
-    for path in ("prorl_report.py", "src/prorl_1/__init__.py", "a/b/prorl_x.py", "a/prorl_x/b.py"):
-        assert filter_patch(git_diff(path, "", "x\n").encode(), TASK).dropped == {"test": 1}
-
-
 def test_file_that_the_gold_patch_changes_counts_whatever_its_name():
     task = replace(TASK, gold_patch=edit("src/testing/test_tools.py"))
     assert filter_patch(edit("src/testing/test_tools.py").encode(), task).dropped == {}
@@ -314,3 +296,82 @@ def test_cost_is_linear():
     head = "diff --git a/{0} b/{0}\nnew file mode 100644\n"
     files = "".join(head.format(number) for number in range(20_000))
     assert filter_patch(files.encode(), TASK).refused == "patch of more than 10000 files"
+
+
+# New modules that would be imported instead of the standard library's or the runner's are no part of a repair
+
+
+def counts(path: str, task: SweTask = TASK, old: str = "") -> bool:
+    return path in filter_patch((edit("src/answer.py") + git_diff(path, old, "x\n")).encode(), task).files
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "json.py",
+        "src/json.py",
+        "pytest.py",
+        "unittest/__init__.py",
+        "lib/encodings/__init__.py",
+        "python/abc.cpython-311-x86_64-linux-gnu.so",
+        "argparse.py",
+        "imp.py",
+        "pluggy/__init__.py",
+        "src/pytest_cov/plugin.py",
+        "pygments/formatters/terminal.py",
+        "_sysconfigdata__linux_x86_64-linux-gnu.py",
+        "sitecustomize.py",
+        "src/sitecustomize/__init__.py",
+        "a/b/usercustomize/x.py",
+        "prorl_report.py",
+        "src/prorl_1/__init__.py",
+        "a/b/prorl_x.py",
+        "a/prorl_x/b.py",
+    ],
+)
+def test_shadows_do_not_count(path: str):
+    assert not counts(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "pkg/json.py",
+        "pkg/types/__init__.py",
+        "src/pkg/logging.py",
+        "types/index.d.ts",
+        "lib/http.js",
+        "queue/worker.py",
+        "json/schema.json",
+        "src/json_tools.py",
+        "python.py",
+        "lib/pkg/pytest_helper.py",
+    ],
+)
+def test_modules_of_such_names_elsewhere_count(path: str):
+    assert counts(path)
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        ("PYTHONPATH=code/py:$PYTHONPATH python3 -m pytest", "code/py/json.py"),
+        ('PYTHONPATH="$PWD/code:$PWD/.vendor${PYTHONPATH:+:$PYTHONPATH}" python3 -m pytest', "code/json.py"),
+        ("export PYTHONPATH=/testbed/code; python3 -m pytest", "code/json.py"),
+        ("true && cd './code' && python3 -m pytest", "code/json.py"),
+    ],
+)
+def test_the_row_lists_what_is_on_the_path(command: str, path: str):
+    assert counts(path)
+    assert not counts(path, replace(TASK, tests=replace(TASK.tests, command=command)))
+    assert not counts(path, replace(TASK, tests=replace(TASK.tests, build=command)))
+
+
+def test_what_the_repository_has_counts():
+    assert counts("json.py", old="there before\n")
+    assert counts("_pytest/main.py", old="there before\n"), "pytest's own repository"
+    assert not counts("sitecustomize/__init__.py", old="there before\n")
+    of_attrs = replace(TASK, gold_patch=git_diff("src/attr/_make.py", "a\n", "b\n"))
+    assert counts("src/attr/_new.py", of_attrs)
+    assert not counts("src/attr/_new.py")
+    assert counts("json.py", replace(TASK, gold_patch=git_diff("json.py", "", "b\n")))

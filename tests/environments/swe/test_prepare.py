@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from swe_support import TREE, archived, packed, row
 
 from prorl_gym.environments.swe.repository import place_repository, place_repository_for_agent, read_archive
-from prorl_gym.environments.swe.swe_row import Repository, SweTask, parse_swe_row
+from prorl_gym.environments.swe.swe_row import SweTask, parse_swe_row
 from prorl_gym.errors import FailureKind, TaskError
 from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend, SandboxSpec
+from tests.environments.swe.mini import TREE, archived, packed, row
 
 HOSTILE = (Path(__file__).parent / "hostile_repository.sh").read_text(encoding="utf-8")
 SPEC = SandboxSpec(workdir="/testbed")
@@ -82,14 +82,6 @@ async def test_hostile_history_is_gone_and_files_keep_their_state(backend: Sandb
 
 def _names(listing: str) -> list[str]:
     return [line for line in listing.splitlines() if not line.endswith((" .", " ./module"))]
-
-
-async def test_replicas_see_the_same_commit(backend: SandboxBackend):
-    commits: set[str] = set()
-    for _ in range(2):
-        async with sandbox_of(backend) as sandbox:
-            commits.add((await place_repository(archived(), sandbox)).commit)
-    assert len(commits) == 1
 
 
 async def test_archive_is_the_base_independently_of_its_gitignore(backend: SandboxBackend):
@@ -179,11 +171,12 @@ async def test_what_cannot_be_placed_reports_why(
 
 def test_file_of_the_host_is_checked(tmp_path: Path):
     file = tmp_path / "tree.tar.gz"
-    file.write_bytes(packed())
-    good = hashlib.sha256(packed()).hexdigest()
-    assert read_archive("t1", Repository(path=str(file), sha256=good)) == packed()
+    file.write_bytes(packed(TREE))
+    good = hashlib.sha256(packed(TREE)).hexdigest()
+    task = replace(parse_swe_row(row(archive="")), path=str(file), sha256=good)
+    assert read_archive(task) == packed(TREE)
     with pytest.raises(TaskError, match="does not have the SHA-256"):
-        read_archive("t1", Repository(path=str(file), sha256="0" * 64))
+        read_archive(replace(task, sha256="0" * 64))
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(TaskError, match="cannot be read on this host"):
-            read_archive("t1", Repository(path=str(path), sha256=good))
+            read_archive(replace(task, path=str(path)))

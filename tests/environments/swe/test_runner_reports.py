@@ -2,9 +2,12 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,10 +15,215 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl_gym.environments.swe import pytest_report
-from prorl_gym.environments.swe.runner_reports import LOG_FORMATS, read_events, worse_status
-from tests.environments.swe.logs import LOGS
+from prorl_gym.environments.swe.runner_reports import Status, read_events, read_log, worse_status
 
-STATUSES = st.sampled_from(["passed", "failed", "error", "skipped", "xfail"])
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    runner: str
+    text: str
+    statuses: Mapping[str, Status]
+    complaint: str = ""
+
+
+LOGS = {
+    "unittest 3.12": Log(
+        "unittest",
+        """\
+test_add (tests.test_m.T.test_add) ... ok
+test_doc (tests.test_m.T.test_doc)
+The first line of a docstring. ... ok
+test_err (tests.test_m.T.test_err) ... ERROR
+test_fail (tests.test_m.T.test_fail) ... FAIL
+test_skip (tests.test_m.T.test_skip) ... skipped 'not now'
+test_loud (tests.test_m.T.test_loud) ... some output
+and more of it
+ok
+test_x (tests.test_m.T.test_x) ... expected failure
+test_y (tests.test_m.T.test_y) ... unexpected success
+test_sub (tests.test_m.T.test_sub) ...\x20
+  test_sub (tests.test_m.T.test_sub) (i=2) ... FAIL
+
+======================================================================
+FAIL: test_sub (tests.test_m.T.test_sub) (i=2)
+----------------------------------------------------------------------
+Ran 9 tests in 0.002s
+
+FAILED (failures=2, errors=1, skipped=1, expected failures=1, unexpected successes=1)
+""",
+        {
+            "tests.test_m.T.test_add": "passed",
+            "tests.test_m.T.test_doc": "passed",
+            "tests.test_m.T.test_err": "error",
+            "tests.test_m.T.test_fail": "failed",
+            "tests.test_m.T.test_skip": "skipped",
+            "tests.test_m.T.test_loud": "passed",
+            "tests.test_m.T.test_x": "xfail",
+            "tests.test_m.T.test_y": "failed",
+            "tests.test_m.T.test_sub": "failed",
+        },
+    ),
+    "unittest 3.8": Log(
+        "unittest",
+        "test_add (tests.test_m.T) ... ok\nsetUpClass (tests.test_m.U) ... ERROR\n\nRan 1 test in 0.001s\n\nFAILED\n",
+        {"tests.test_m.T.test_add": "passed", "tests.test_m.U.setUpClass": "error"},
+    ),
+    "unittest, more results than tests": Log(
+        "unittest",
+        "test_a (m.T.test_a) ... ok\ntest_b (m.T.test_b) ... ok\nRan 1 test in 0.001s\n\nOK\n",
+        {"m.T.test_a": "passed", "m.T.test_b": "passed"},
+        "2 tests are reported, the runner counted 1",
+    ),
+    "django": Log(
+        "django",
+        """\
+Testing against Django installed in '/testbed/django' with up to 4 processes
+test_get (generic_views.tests.T) ... ok
+test_post (generic_views.tests.T) ... FAIL
+test_warn (generic_views.tests.T) ... Internal Server Error: /x/
+ok
+======================================================================
+FAIL: test_post (generic_views.tests.T)
+Ran 3 tests in 0.050s
+""",
+        {
+            "test_get (generic_views.tests.T)": "passed",
+            "test_post (generic_views.tests.T)": "failed",
+            "test_warn (generic_views.tests.T)": "passed",
+        },
+    ),
+    "tap": Log(
+        "tap",
+        """\
+TAP version 13
+1..6
+ok 1 - adds
+not ok 2 - subtracts
+  ---
+  message: no
+  ...
+# a comment
+    ok 1 - a subtest
+ok 3 - later # SKIP no network
+not ok 4 - planned # TODO not yet
+ok 5
+ok 6 - with # a comment
+""",
+        {
+            "adds": "passed",
+            "subtracts": "failed",
+            "later": "skipped",
+            "planned": "xfail",
+            "5": "passed",
+            "with": "passed",
+        },
+    ),
+    "tap, one too many": Log(
+        "tap", "1..1\nok 1 - a\nok 2 - b\n", {"a": "passed", "b": "passed"}, "2 tests are reported, 1 were planned"
+    ),
+    "tap, plan at the end": Log("tap", "ok 1 - a\nok 2 - a\n1..2\n", {"a": "passed"}),
+    "tap, given up": Log("tap", "1..1\nok 1 - a\nBail out! no disk\n", {"a": "passed"}, "the test run did not end"),
+    "go": Log(
+        "go",
+        """\
+=== RUN   TestSplit
+=== RUN   TestSplit/empty
+=== RUN   TestSplit/two_words
+    split_test.go:12: wrong
+--- FAIL: TestSplit (0.00s)
+    --- PASS: TestSplit/empty (0.00s)
+    --- FAIL: TestSplit/two_words (0.00s)
+=== RUN   TestSkip
+--- SKIP: TestSkip (0.00s)
+FAIL
+FAIL\texample.org/words\t0.003s
+""",
+        {
+            "TestSplit": "failed",
+            "TestSplit/empty": "passed",
+            "TestSplit/two_words": "failed",
+            "TestSkip": "skipped",
+        },
+    ),
+    "go -json": Log(
+        "go",
+        '{"Action":"run","Package":"p","Test":"TestA"}\n{"Action":"pass","Package":"p","Test":"TestA","Elapsed":0}\n'
+        '{"Action":"pass","Package":"p","Elapsed":0.1}\nnot json {\n{"Action":"output","Package":"p"}\n',
+        {"TestA": "passed"},
+    ),
+    "go, forged": Log(
+        "go",
+        "=== RUN   TestA\n--- PASS: TestB (0.00s)\n--- FAIL: TestA (0.00s)\nFAIL\n",
+        {"TestB": "passed", "TestA": "failed"},
+        "1 tests are reported that never began",
+    ),
+    "jest": Log(
+        "jest",
+        """\
+PASS src/sum.test.js
+  sum
+    ✓ adds (3 ms)
+    of three
+      ✓ adds (1.5 s)
+      ✕ subtracts
+    ○ skipped later
+FAIL src/top.test.js
+  ✓ adds
+
+  ● sum \u203a of three \u203a subtracts
+
+Tests:       1 failed, 1 skipped, 3 passed, 5 total
+Time:        0.5 s
+""",
+        {
+            "sum > adds": "passed",
+            "sum > of three > adds": "passed",
+            "sum > of three > subtracts": "failed",
+            "sum > later": "skipped",
+            "adds": "passed",
+        },
+    ),
+    "jest, forged": Log(
+        "jest",
+        "PASS a.test.js\n  ✓ a\n  ✓ b\nTests:       1 passed, 1 total\n",
+        {"a": "passed", "b": "passed"},
+        "2 tests are reported as passed, the runner counted 1",
+    ),
+    "cargo": Log(
+        "cargo",
+        """\
+running 4 tests
+test parse::empty ... ok
+test parse::deep ... FAILED
+test slow ... ignored, takes an hour
+test panics - should panic ... ok
+
+test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
+
+   Doc-tests words
+running 1 test
+test src/lib.rs - split (line 12) ... ok
+test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.10s
+""",
+        {
+            "parse::empty": "passed",
+            "parse::deep": "failed",
+            "slow": "skipped",
+            "panics": "passed",
+            "src/lib.rs - split (line 12)": "passed",
+        },
+    ),
+    "cargo, does not compile": Log("cargo", "error[E0308]: mismatched types\n", {}, "the test run did not end"),
+}
+"""Logs as the runners write them, shortened, and what they say."""
+
+RUNNERS = ("unittest", "django", "tap", "go", "jest", "cargo")
+TAP_LINES: dict[Status, str] = {
+    "passed": "ok - {}",
+    "failed": "not ok - {}",
+    "skipped": "ok - {} # SKIP",
+    "xfail": "not ok - {} # TODO",
+}
 PYTEST_FILE = """
 import pytest
 
@@ -77,14 +285,13 @@ class T(unittest.TestCase):
 @pytest.mark.parametrize("name", LOGS)
 def test_logs(name):
     log = LOGS[name]
-    statuses = LOG_FORMATS[log.runner].parse(log.text)
-    assert statuses == log.statuses
-    assert LOG_FORMATS[log.runner].find_problem(log.text, statuses) == log.complaint
+    found = read_log(log.runner, log.text)
+    assert (found.statuses, found.problem) == (log.statuses, log.complaint)
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Log and events of a real run of pytest."""
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Events of a real run of pytest."""
     place = tmp_path_factory.mktemp("ran")
     (place / "a.py").write_text(PYTEST_FILE)
     (place / "prorl_report.py").write_text(Path(pytest_report.__file__).read_text())
@@ -100,25 +307,26 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
         "PY_COLORS": "1",
     }
     command = [sys.executable, "-m", "pytest", "-rA", "-c", os.devnull, "--rootdir", str(place), "a.py"]
-    done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, check=False)
-    return done.stdout, (place / "report").read_text()
+    subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, check=False)
+    return (place / "report").read_text()
 
 
-def test_plug_in_and_summary_of_pytest_agree(ran: tuple[str, str]):
-    log, report = ran
+def test_plug_in_reports_each_test_of_a_real_run(report: str):
     events = read_events(report)
     assert events.problem == ""
     statuses = dict(events.statuses)
-    assert statuses.pop("a.py::test_skip") == "skipped"  # the summary names a place instead
-    assert LOG_FORMATS["pytest"].parse(log) == {**statuses, "a.py::test_ids": "failed"}  # that one is printed by a test
-    assert LOG_FORMATS["pytest"].find_problem(log, statuses) == ""
-    assert [name for name, status in statuses.items() if status == "error"] == [
-        "a.py::test_setup",
-        "a.py::test_teardown",
-    ]
-    assert statuses["a.py::test_strict"] == "failed"
-    assert statuses["a.py::test_xfail"] == "xfail"
-    assert len(statuses) == 15
+    values = [statuses.pop(name) for name in list(statuses) if name.startswith("a.py::test_ids[")]
+    assert sorted(values) == ["failed", *["passed"] * 7]
+    assert statuses == {
+        "a.py::TestInClass::test_passes": "passed",
+        "a.py::TestInClass::test_fails": "failed",
+        "a.py::test_setup": "error",
+        "a.py::test_teardown": "error",
+        "a.py::test_skip": "skipped",
+        "a.py::test_xfail": "xfail",
+        "a.py::test_xpass": "passed",
+        "a.py::test_strict": "failed",
+    }
 
 
 def test_real_run_of_unittest(tmp_path: Path):
@@ -126,24 +334,24 @@ def test_real_run_of_unittest(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "unittest", "-v", "m"], cwd=tmp_path, stdout=-1, stderr=-2, text=True, check=False
     )
-    statuses = LOG_FORMATS["unittest"].parse(done.stdout)
+    found = read_log("unittest", done.stdout)
     expected = {"passes": "passed", "doc": "passed", "fails": "failed", "error": "error", "skip": "skipped"}
     expected |= {"expected": "xfail", "unexpected": "failed", "sub": "failed"}
-    assert statuses == {f"m.T.test_{name}": status for name, status in expected.items()}
-    assert LOG_FORMATS["unittest"].find_problem(done.stdout, statuses) == ""
+    assert found.statuses == {f"m.T.test_{name}": status for name, status in expected.items()}
+    assert found.problem == ""
 
 
-def test_hooks_are_reported_and_only_those_of_a_patch_are_a_complaint(ran: tuple[str, str]):
-    report = '{"hooks": "own/hooks.py"}'
-    assert ran[1].splitlines().count(report) == 2  # before the tests and after them
-    assert ran[1].count("hooks") == 2 * 3  # and our own, which is below the root only here
-    assert read_events(ran[1], {"own/other.py"}).problem == ""
+def test_hooks_are_reported_and_only_those_of_a_patch_are_a_complaint(report: str):
+    event = '{"hooks": "own/hooks.py"}'
+    assert report.splitlines().count(event) == 2  # before the tests and after them
+    assert report.count("hooks") == 2 * 3  # and our own, which is below the root only here
+    assert read_events(report, {"own/other.py"}).problem == ""
     complaint = "the test runner was tampered with (hooks in own/hooks.py)"
-    assert read_events(ran[1], {"own/hooks.py"}).problem == complaint
+    assert read_events(report, {"own/hooks.py"}).problem == complaint
 
 
-def test_every_kind_of_tampering_with_events_is_a_complaint(ran: tuple[str, str]):
-    lines = ran[1].splitlines()
+def test_every_kind_of_tampering_with_events_is_a_complaint(report: str):
+    lines = report.splitlines()
     forged = json.dumps({"test": "a.py::test_other", "when": "call", "outcome": "passed"})
     tampered = {
         "the test run did not end": lines[:-1],
@@ -156,39 +364,24 @@ def test_every_kind_of_tampering_with_events_is_a_complaint(ran: tuple[str, str]
         assert read_events("\n".join(text)).problem == complaint
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), STATUSES), min_size=1), st.randoms(use_true_random=False))
-def test_the_worst_report_of_a_test_counts_in_any_order(reports, chance):
-    words = {"passed": "PASSED", "failed": "FAILED", "error": "ERROR", "xfail": "XFAIL", "skipped": "SKIPPED"}
-    lines = [f"{words[status]} t.py::{name}" for name, status in reports]
-    first = LOG_FORMATS["pytest"].parse("\n".join(lines))
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(list(TAP_LINES))), min_size=1), st.randoms())
+def test_the_worst_report_of_a_test_counts_in_any_order(reports: list[tuple[str, Status]], chance: random.Random):
+    lines = [TAP_LINES[status].format(name) for name, status in reports]
+    first = read_log("tap", "\n".join(lines)).statuses
     chance.shuffle(lines)
-    assert LOG_FORMATS["pytest"].parse("\n".join(lines)) == first
+    assert read_log("tap", "\n".join(lines)).statuses == first
     for name, status in reports:
-        assert worse_status(first[f"t.py::{name}"], status) == first[f"t.py::{name}"]
-
-
-@given(st.text(alphabet="ab [](){}-,.'=:é\\", max_size=30).filter(lambda text: " - " not in text), st.text(max_size=20))
-def test_ids_survive_their_message(parameter, message):
-    if parameter.count("[") != parameter.count("]") or "]" in message or "\n" in message:
-        return  # then the end of the id is ambiguous
-    depth = 0
-    for character in parameter:
-        depth += (character == "[") - (character == "]")
-        if depth < 0:
-            return
-    name = f"t.py::test[{parameter}]"
-    assert list(LOG_FORMATS["pytest"].parse(f"FAILED {name} - {message}")) == [name]
+        assert worse_status(first[name], status) == first[name]
 
 
 @given(st.text(alphabet='ok.(){}[]" \n\r\x1b#-✓=:1/aFAILPSEDRUNT') | st.text())
 def test_no_text_breaks_a_parser(text):
-    for runner in LOG_FORMATS.values():
-        assert all(isinstance(name, str) for name in runner.parse(text))
-        assert isinstance(runner.find_problem(text, runner.parse(text)), str)
+    for runner in RUNNERS:
+        read_log(runner, text)
     read_events(text)
 
 
-@pytest.mark.parametrize("runner", LOG_FORMATS)
+@pytest.mark.parametrize("runner", RUNNERS)
 def test_hostile_lines_take_linear_time(runner):
     """A megabyte of what a pattern would have to think about."""
     seconds = []
@@ -211,7 +404,7 @@ def test_hostile_lines_take_linear_time(runner):
             ]
         )
         started = time.process_time()
-        LOG_FORMATS[runner].find_problem(text, LOG_FORMATS[runner].parse(text))
+        read_log(runner, text)
         seconds.append(time.process_time() - started)
     assert seconds[1] < 0.1 + 24 * seconds[0]
 
@@ -224,15 +417,14 @@ def test_hostile_lines_take_linear_time(runner):
 def test_names_are_not_much_longer_than_their_log(groups: list[str]):
     lines = [f"{' ' * (depth + 1)}{name}" for depth, name in enumerate(groups)]
     deep = " " * min(len(lines) + 1, 3_500)
-    statuses = LOG_FORMATS["jest"].parse(
-        "\n".join(["PASS x.js", *lines, *(f"{deep}✓ t{number}" for number in range(10_000))])
-    )
+    log = "\n".join(["PASS x.js", *lines, *(f"{deep}✓ t{number}" for number in range(10_000))])
+    statuses = read_log("jest", log).statuses
     assert sum(map(len, statuses)) <= 16 << 20
     assert max(map(len, statuses), default=0) <= 2_000
 
 
 def test_a_line_is_read_up_to_a_length():
-    assert LOG_FORMATS["tap"].parse("ok 1 - " + "x" * 5_000 + "\nok 2 - y\n1..2\n") == {
+    assert read_log("tap", "ok 1 - " + "x" * 5_000 + "\nok 2 - y\n1..2\n").statuses == {
         "x" * (4096 - 7): "passed",
         "y": "passed",
     }

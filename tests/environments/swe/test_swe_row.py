@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swe_support import packed, row
 
 from prorl_gym.environments.playback import task_text
 from prorl_gym.environments.swe.swe_row import git_diff, parse_swe_row
 from prorl_gym.errors import FailureKind, TaskError
+from tests.environments.swe.mini import row
 
 SWE_BENCH: dict[str, Any] = {
     "repo": "astropy/astropy",
@@ -109,7 +109,7 @@ def test_generic():
         row(archive="", path="/srv/tree.tar.gz", sha256="0" * 64, workdir="/opt/my-code", base_commit="1" * 40)
     )
     assert (task.id, task.source, task.workdir, task.base_commit) == ("t1", "generic", "/opt/my-code", "1" * 40)
-    assert (task.repository.path, task.repository.sha256) == ("/srv/tree.tar.gz", "0" * 64)
+    assert (task.path, task.sha256) == ("/srv/tree.tar.gz", "0" * 64)
     assert (task.tests.command, task.tests.seconds) == ("true", 300.0)
 
 
@@ -182,4 +182,3 @@ def test_text_difference_of_files_that_come_go_and_have_no_end(tmp_path: Path):
     patch = "".join(git_diff(name, old, new) for name, (old, new) in cases.items())
     subprocess.run(["git", "apply"], input=patch.encode(), cwd=tmp_path, check=True)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "x\nz", "b": "n", "d": "1\u2028\n3\n"}
-    assert packed() == packed()

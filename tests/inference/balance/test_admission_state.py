@@ -1,22 +1,12 @@
-"""Who may talk to engines: decisions without a clock."""
-
-import math
+"""Who may talk to engines, and how many: decisions without a clock."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from token_codecs import BOUNDED
 
-from prorl_gym.inference.balance.admission_state import AdmissionState, ShortfallSum
-
-
-def test_rollouts_are_admitted_while_they_fit():
-    book = AdmissionState(budget=250)
-    asked = [book.request_turn(name, 100) for name in ("a", "b", "c")]
-    assert asked == [False, False, False]
-    assert book.admit() == ["a", "b"]
-    book.remove_session("a")
-    assert book.admit() == ["c"]
+from prorl_gym.inference.balance.admission_state import AdmissionState, AimdOptions, AimdShare, ShortfallSum
+from prorl_gym.records import EngineLoad
 
 
 def test_one_is_admitted_however_large_it_is():
@@ -60,17 +50,6 @@ def test_evaluation_is_admitted_first_and_not_suspended_for_training():
     assert not book.request_turn("train", 100)
 
 
-def test_a_shared_prompt_fills_the_cache_once():
-    book = AdmissionState(budget=140)
-    for name in ("a", "b", "c"):
-        book.request_turn(name, 10, group="g", shared=100)
-    assert book.admit() == ["a", "b", "c"]
-    assert book.used == 130
-    for name in ("a", "b", "c"):
-        book.remove_session(name)
-    assert book.used == 0
-
-
 def test_new_rollouts_count_with_their_expected_length():
     book = AdmissionState(budget=1000)
     for name in ("a", "b"):
@@ -81,16 +60,6 @@ def test_new_rollouts_count_with_their_expected_length():
     for name in ("c", "d"):
         book.request_turn(name, 10)
     assert book.admit() == ["c"]
-
-
-def test_a_rollout_that_gives_up_waiting_is_forgotten():
-    book = AdmissionState(budget=100)
-    book.request_turn("a", 100)
-    book.admit()
-    book.request_turn("b", 100, group="g", shared=5)
-    book.remove_session("b")
-    book.remove_session("a")
-    assert (book.admit(), book.live, book.waiting, book.tracked) == ([], 0, 0, 0)
 
 
 def test_who_rests_has_no_place_and_comes_back_before_anybody_new():
@@ -120,128 +89,23 @@ def test_who_rests_and_is_over_leaves_nothing():
     assert (book.live, book.waiting, book.tracked) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("budget", [0.0, -1.0])
-def test_a_budget_of_nothing_still_lets_one_through(budget):
-    book = AdmissionState(budget)
-    book.request_turn("a", 1)
-    assert book.admit() == ["a"]
+numbers = st.integers(0, 20) | st.integers(0, 10**9)
 
 
-class Shortfalls(RuleBasedStateMachine):
-    """Any changes of the numbers and of the expected one: the sum is the one that adding up gives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sum = ShortfallSum()
-        self.numbers: list[int] = []
-
-    @rule(number=st.integers(0, 20) | st.integers(0, 10**9))
-    def add(self, number: int) -> None:
-        self.sum.add(number)
-        self.numbers.append(number)
-
-    @precondition(lambda self: self.numbers)
-    @rule(data=st.data())
-    def remove(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(self.numbers))
-        self.sum.remove(number)
-        self.numbers.remove(number)
-
-    @rule(expected=st.integers(0, 20) | st.floats(0, 10**9))
-    def expect(self, expected: float) -> None:
-        self.sum.expect(expected)
-
-    @invariant()
-    def it_is_what_adding_up_gives(self) -> None:
-        lacking = [self.sum.expected - number for number in self.numbers if number < self.sum.expected]
-        assert self.sum.total == pytest.approx(math.fsum(lacking), rel=1e-9, abs=1e-3)
-
-
-Shortfalls.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestShortfalls = Shortfalls.TestCase
-
-
-class Admissions(RuleBasedStateMachine):
-    """Any interleaving: the sums are right, no rollout is lost, the oldest is never held up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.book = AdmissionState(500)
-        self.order: list[str] = []
-        self.live: set[str] = set()
-        self.waiting: set[str] = set()
-        self.resting: set[str] = set()
-        self.tokens: dict[str, int] = {}
-        """What each asked for last."""
-
-    @rule(number=st.integers(0, 9), tokens=st.integers(1, 400), priority=st.integers(0, 1), group=st.booleans())
-    def ask(self, number: int, tokens: int, priority: int, group: bool) -> None:
-        name = f"s{number}"
-        if name in self.waiting:
-            return
-        known = name in self.live
-        self.tokens[name] = tokens
-        shared_by = f"g{number // 5}" if group else ""
-        if self.book.request_turn(name, tokens, priority=priority, group=shared_by, shared=50):
-            assert known, "no rollout is live before admit returned it"
-        else:
-            self.live.discard(name)
-            self.resting.discard(name)
-            self.waiting.add(name)
-        self.admit()
-
-    @rule(number=st.integers(0, 9))
-    def leave(self, number: int) -> None:
-        name = f"s{number}"
-        self.book.remove_session(name)
-        self.live.discard(name)
-        self.waiting.discard(name)
-        self.resting.discard(name)
-        self.admit()
-
-    @rule(number=st.integers(0, 9))
-    def rest(self, number: int) -> None:
-        name = f"s{number}"
-        self.book.release_slot(name)
-        if name in self.live:
-            self.live.remove(name)
-            self.resting.add(name)
-        self.admit()
-
-    @rule(budget=st.floats(0, 2000))
-    def move(self, budget: float) -> None:
-        self.book.budget = budget
-        self.admit()
-
-    def admit(self) -> None:
-        for name in self.book.admit():
-            self.waiting.remove(name)
-            self.live.add(name)
-
-    @invariant()
-    def counts_agree(self) -> None:
-        assert self.book.live == len(self.live)
-        assert self.book.waiting == len(self.waiting)
-        assert self.book.used >= 0
-
-    @invariant()
-    def the_expected_use_is_what_adding_up_gives(self) -> None:
-        expected = self.book.shortfall.expected
-        shortfall = sum(max(0.0, expected - self.tokens[name]) for name in self.live)
-        assert self.book.expected_use == pytest.approx(self.book.used + shortfall)
-
-    @invariant()
-    def somebody_can_go_on(self) -> None:
-        assert self.live or not self.waiting
-
-    def teardown(self) -> None:
-        for name in self.live | self.waiting | self.resting:
-            self.book.remove_session(name)
-        assert (self.book.used, self.book.tracked) == (0, 0)
-
-
-Admissions.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestAdmissions = Admissions.TestCase
+@BOUNDED
+@given(st.lists(st.tuples(st.sampled_from(["add", "add", "remove", "expect"]), numbers), max_size=60))
+def test_a_shortfall_is_the_one_that_adding_up_gives(steps: list[tuple[str, int]]):
+    shortfall, kept = ShortfallSum(), list[int]()
+    for step, number in steps:
+        if step == "add":
+            shortfall.add(number)
+            kept.append(number)
+        elif step == "expect":
+            shortfall.expect(number / 2)
+        elif kept:
+            shortfall.remove(kept.pop(number % len(kept)))
+        lacking = sum(max(0.0, shortfall.expected - each) for each in kept)
+        assert shortfall.total == pytest.approx(lacking, rel=1e-9, abs=1e-3)
 
 
 def test_there_is_room_for_what_rollouts_come_to():
@@ -254,3 +118,105 @@ def test_there_is_room_for_what_rollouts_come_to():
     book.request_turn("c", 500)
     book.admit()
     assert not book.has_room(0)
+
+
+# Additive increase, multiplicative decrease.
+OPTIONS = AimdOptions(initial_share=0.5, increase=0.1, decrease_factor=0.5, cooldown_seconds=10.0)
+
+
+def load(*, preemptions: int = 0, queries: int = 0, hits: int = 0, waiting: int = 0, usage: float = 0.3) -> EngineLoad:
+    return EngineLoad(
+        running=1,
+        waiting=waiting,
+        kv_usage=usage,
+        kv_capacity=1000,
+        preemptions=preemptions,
+        prefix_queries=queries,
+        prefix_hits=hits,
+    )
+
+
+def look(share: AimdShare, figures: EngineLoad, *, reusable: int = 0, used_up: bool = True, now: float = 0.0) -> float:
+    return round(share.update_share({"e": figures}, reusable, is_used_up=used_up, now=now), 6)
+
+
+NARROW = AimdOptions(initial_share=0.5, increase=1.0, decrease_factor=0.1, min_share=0.15, max_share=0.8)
+NO_LOAD = load(), 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "share"),
+    [
+        ((load(queries=100, hits=95), 96), (load(queries=200, hits=190), 192), 0.6),
+        (NO_LOAD, (load(preemptions=1), 0), 0.25),
+        ((load(preemptions=50), 0), (load(preemptions=50), 0), 0.6),
+        ((load(queries=100, hits=90), 90), (load(queries=200, hits=140), 180), 0.25),
+        ((load(queries=100, hits=90), 90), (load(queries=200, hits=91), 91), 0.6),
+        ((load(queries=1000, hits=900, preemptions=7), 900), (load(queries=10), 1000), 0.6),
+        (NO_LOAD, (load(waiting=3, usage=0.99), 0), 0.5),
+    ],
+    ids=[
+        "all is well",
+        "a preemption",
+        "preempted before we looked",
+        "prompts computed again",
+        "new prompts that no cache could hold",
+        "an engine that was started again",
+        "an engine that queues with a full cache",
+    ],
+)
+def test_signs_of_overload_cut_it_and_their_absence_raises_it(
+    before: tuple[EngineLoad, int], after: tuple[EngineLoad, int], share: float
+):
+    aimd = AimdShare(OPTIONS)
+    assert look(aimd, before[0], reusable=before[1], used_up=False) == 0.5, "no rollout waits for a larger one"
+    assert look(aimd, after[0], reusable=after[1]) == share
+
+
+@pytest.mark.parametrize(("preemptions", "share"), [(0, 0.8), (1, 0.15)])
+def test_it_stays_within_its_bounds(preemptions: int, share: float):
+    aimd = AimdShare(NARROW)
+    look(aimd, load(), used_up=False)
+    assert look(aimd, load(preemptions=preemptions)) == share
+
+
+def test_an_engine_whose_figures_were_missed_is_no_sign():
+    share = AimdShare(OPTIONS)
+    both = {engine: load(queries=100, hits=95) for engine in ("a", "b")}
+    share.update_share(both, 190, is_used_up=False, now=0.0)
+    share.update_share({"a": load(queries=200, hits=190)}, 285, is_used_up=False, now=5.0)
+    share.update_share({engine: load(queries=300, hits=285) for engine in both}, 570, is_used_up=False, now=10.0)
+    assert share.cuts == 0
+
+
+def test_after_a_cut_it_waits_for_the_effect():
+    share = AimdShare(OPTIONS)
+    look(share, load(), used_up=False)
+    cuts = [look(share, load(preemptions=n), now=float(n)) for n in (1, 5, 12)]
+    assert cuts == [0.25, 0.25, 0.125]
+    assert share.cuts == 2
+
+
+def test_one_overloaded_engine_cuts_its_own_share_only():
+    share = AimdShare(OPTIONS)
+    share.update_share({name: load() for name in "abcd"}, 0, is_used_up=False, now=0.0)
+    loads = {name: load() for name in "abc"} | {"d": load(preemptions=1)}
+    assert round(share.update_share(loads, 0, is_used_up=True, now=1.0), 6) == (3 * 0.6 + 0.25) / 4
+
+
+def test_of_many_engines_one_is_always_overloaded_and_the_share_grows_all_the_same():
+    share, preemptions = AimdShare(OPTIONS), dict.fromkeys(range(100), 0)
+    before = share.share
+    for look_number in range(10):
+        preemptions[look_number] += 1
+        loads = {str(name): load(preemptions=count) for name, count in preemptions.items()}
+        share.update_share(loads, 0, is_used_up=True, now=20.0 * look_number)
+    assert share.share > before
+
+
+def test_a_new_engine_begins_with_the_share_of_the_fleet():
+    share = AimdShare(OPTIONS)
+    look(share, load(), used_up=False)
+    look(share, load(preemptions=1))
+    loads = {"e": load(preemptions=1), "new": load(preemptions=9)}
+    assert share.update_share(loads, 0, is_used_up=False, now=1.0) == 0.25

@@ -10,23 +10,15 @@ from prorl_gym.inference.balance import CostPolicy, make_balance_policy
 from prorl_gym.inference.balance.cost_policy import CostModel
 from prorl_gym.inference.protocol import CallOutcome, GenerationRequest
 from prorl_gym.records import EngineLoad
+from prorl_gym.testing.inference.engine_conformance import request as make_request
 
 NAMES = ("cost", "sticky", "least_outstanding", "min_heap", "round_robin", "published")
 ENGINES = ("a", "b", "c")
 
 
 def call(session: str = "s", prompt: int = 1000, group: str = "", number: int = 0) -> GenerationRequest:
-    return GenerationRequest(
-        request_id=f"{session}/{number}",
-        session_id=session,
-        prompt_ids=range(prompt),
-        max_tokens=100,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=-1,
-        stop_token_ids=(),
-        group_id=group,
-    )
+    ids, name = range(prompt), f"{session}/{number}"
+    return make_request(request_id=name, session_id=session, prompt_ids=ids, max_tokens=100, group_id=group)
 
 
 def served(policy, request, engine, **changes):
@@ -114,6 +106,12 @@ def test_a_failure_ends_stickiness(name):
     assert policy.choose(call(number=2), ENGINES) == second
 
 
+def test_sticky_counts_idle_rollouts_among_equals():
+    policy = make_balance_policy("sticky")
+    served(policy, call("s0"), policy.choose(call("s0"), ENGINES[:2]))
+    assert policy.choose(call("s1"), ENGINES[:2]) == "b"
+
+
 def test_round_robin_takes_turns():
     policy = make_balance_policy("round_robin")
     assert [policy.choose(call(number=number), ENGINES) for number in range(4)] == ["a", "b", "c", "a"]
@@ -157,24 +155,15 @@ def test_cost_does_not_pile_a_group_upon_one_engine():
     assert all(chosen.count(engine) >= 10 for engine in ENGINES)
 
 
-def test_cost_leaves_a_home_that_is_dearer_by_more_than_the_hysteresis():
-    policy = CostPolicy(CostModel(hysteresis=0.1), clock=Clock())
+@pytest.mark.parametrize(("hysteresis", "stays"), [(0.1, False), (0.99, True)])
+def test_cost_leaves_a_home_that_is_dearer_by_more_than_the_hysteresis(hysteresis, stays):
+    policy = CostPolicy(CostModel(hysteresis=hysteresis), clock=Clock())
     request = call("s", 2000)
     home = policy.choose(request, ["a", "b"])
     served(policy, request, home)
     for number in range(30):
         policy.choose(call(f"load{number}", 20_000), [home])
-    assert policy.choose(call("s", 2500, number=1), ["a", "b"]) != home
-
-
-def test_cost_stays_at_a_home_that_is_dearer_by_less():
-    policy = CostPolicy(CostModel(hysteresis=0.99), clock=Clock())
-    request = call("s", 2000)
-    home = policy.choose(request, ["a", "b"])
-    served(policy, request, home)
-    for number in range(30):
-        policy.choose(call(f"load{number}", 20_000), [home])
-    assert policy.choose(call("s", 2500, number=1), ["a", "b"]) == home
+    assert (policy.choose(call("s", 2500, number=1), ["a", "b"]) == home) is stays
 
 
 def test_cost_spares_an_engine_whose_cache_is_full_of_live_rollouts():
@@ -191,7 +180,6 @@ def test_cost_spares_an_engine_whose_cache_is_full_of_live_rollouts():
 @given(load=st.integers(0, 20), more=st.integers(1, 20), prompt=st.integers(100, 50_000))
 @settings(max_examples=25, deadline=None)
 def test_cost_is_monotone_in_load(load, more, prompt):
-    """An engine with more of the same calls is never preferred."""
     policy = CostPolicy(clock=Clock())
     for number in range(load):
         policy.choose(call(f"a{number}", 3000), ["a"])

@@ -1,16 +1,15 @@
 """An engine that failed comes back when it samples, not when it says that it is well; and not to all calls at once."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from engine_cases import CASES
 from fake_vllm import FakeVllm
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from token_codecs import BOUNDED
-from virtual_time import run_virtually
+from virtual_time import virtually
 
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.balance.engine_pool import EnginePool
@@ -28,11 +27,6 @@ FAILOVER = FailoverOptions(
 
 def fine(_: GenerationRequest) -> Reply:
     return Reply((10, 2))
-
-
-def virtually(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run a test without waiting for its clock."""
-    run_virtually(scenario())  # type: ignore[arg-type]
 
 
 class Clocked(FakeEngine):
@@ -53,168 +47,111 @@ class Clocked(FakeEngine):
         return await super().generate(request)
 
 
-async def pool_of(*engines: FakeEngine) -> EnginePool:
+def pool_of(*engines: FakeEngine) -> EnginePool:
     pool = EnginePool("policy", failover=FAILOVER)
     for engine in engines:
         pool.add_engine(engine)
     return pool
 
 
-def test_a_hung_engine_whose_health_answers_stays_out() -> None:
-    async def scenario() -> None:
-        hung, well = Clocked("hung"), Clocked("well")
-        hung.is_hanging = True
-        async with await pool_of(hung, well) as pool:
-            for number in range(40):
-                assert (await pool.generate(request(session_id=f"s{number}"))).engine == "well"
-            await asyncio.sleep(100)
-            assert (await hung.health()).ok
-            assert pool.healthy == ["well"]
-            for number in range(40):
-                await pool.generate(request(session_id=f"t{number}"))
-            (state, _) = pool.snapshot().engines
-            assert state.failures == 1
-            assert state.unhealthy_reason == "engine hung: sampled nothing for 2 s."
-            assert state.unhealthy_since is not None
-
-    virtually(scenario)
+@virtually
+async def test_a_hung_engine_whose_health_answers_stays_out() -> None:
+    hung, well = Clocked("hung"), Clocked("well")
+    hung.is_hanging = True
+    async with pool_of(hung, well) as pool:
+        for number in range(40):
+            assert (await pool.generate(request(session_id=f"s{number}"))).engine == "well"
+        await asyncio.sleep(100)
+        assert (await hung.health()).ok
+        assert pool.healthy == ["well"]
+        for number in range(40):
+            await pool.generate(request(session_id=f"t{number}"))
+        (state, _) = pool.snapshot().engines
+        assert state.failures == 1
+        assert state.unhealthy_reason == "engine hung: sampled nothing for 2 s."
+        assert state.unhealthy_since is not None
 
 
-def test_trials_come_ever_less_often_and_end_when_it_samples() -> None:
-    async def scenario() -> None:
-        engine = Clocked("e")
-        engine.is_hanging = True
-        async with await pool_of(engine) as pool:
-            call = asyncio.create_task(pool.generate(request()))
-            await asyncio.sleep(60)
-            gaps = [later - sooner for sooner, later in zip(engine.trials, engine.trials[1:], strict=False)]
-            assert gaps == [0.5 + 2, 1 + 2, 2 + 2, 4 + 2, 8 + 2, 8 + 2, 8 + 2]
-            engine.is_hanging = False
-            assert (await call).token_ids == [10, 2]
-            assert pool.healthy == ["e"]
-
-    virtually(scenario)
+@virtually
+async def test_trials_come_ever_less_often_and_end_when_it_samples() -> None:
+    engine = Clocked("e")
+    engine.is_hanging = True
+    async with pool_of(engine) as pool:
+        call = asyncio.create_task(pool.generate(request()))
+        await asyncio.sleep(60)
+        gaps = [later - sooner for sooner, later in zip(engine.trials, engine.trials[1:], strict=False)]
+        assert gaps == [0.5 + 2, 1 + 2, 2 + 2, 4 + 2, 8 + 2, 8 + 2, 8 + 2]
+        engine.is_hanging = False
+        assert (await call).token_ids == [10, 2]
+        assert pool.healthy == ["e"]
 
 
-def test_one_that_hangs_again_and_again_is_left_alone_for_longer_each_time() -> None:
-    """Its trials succeed: each failure alone would be forgotten with its recovery."""
-
-    async def scenario() -> None:
-        engine, loop = Clocked("e"), asyncio.get_running_loop()
-        rests: list[float] = []
-        async with await pool_of(engine) as pool:
-            for _ in range(7):
-                engine.is_hanging = True
-                call = asyncio.create_task(pool.generate(request()))
-                await pool.members.changes.wait_for(lambda: not pool.healthy)
-                out, engine.is_hanging = loop.time(), False
-                await call
-                rests.append(loop.time() - out)
-            assert rests == [0.25, 0.5, 1, 2, 4, 8, 8]
-            for _ in range(16 * 7):
-                await pool.generate(request())
-            engine.is_hanging = True
-            call = asyncio.create_task(pool.generate(request()))
-            await pool.members.changes.wait_for(lambda: not pool.healthy)
-            out, engine.is_hanging = loop.time(), False
-            await call
-            assert loop.time() - out == 0.25
-
-    virtually(scenario)
-
-
-@pytest.mark.parametrize(
-    "kind", [FailureKind.ENGINE_UNREACHABLE, FailureKind.ENGINE_OVERLOADED, FailureKind.ENGINE_CONTRACT]
-)
-def test_one_that_fails_single_calls_at_once_is_not_left_alone_for_longer(kind: FailureKind) -> None:
-    """Such a failure costs little, and one engine may be all there is: each call would wait ever longer for it."""
-
-    async def scenario() -> None:
-        engine, loop = Clocked("e"), asyncio.get_running_loop()
-        rests: list[float] = []
-        async with await pool_of(engine) as pool:
-            await pool.generate(request())
-            for _ in range(7):
-                engine.down_error = EngineError(kind, "e fails a call")
-                call = asyncio.create_task(pool.generate(request()))
-                await pool.members.changes.wait_for(lambda: not pool.healthy)
-                out, engine.down_error = loop.time(), None
-                await call
-                rests.append(loop.time() - out)
-            assert rests == [0.25] * 7
-
-    virtually(scenario)
-
-
-def test_its_calls_come_back_one_by_one() -> None:
+@virtually
+async def test_its_calls_come_back_one_by_one() -> None:
     """One that samples when it is tried and hangs under calls costs one call, not all that wait."""
-
-    async def scenario() -> None:
-        weak, well = Clocked("weak"), Clocked("well")
+    weak, well = Clocked("weak"), Clocked("well")
+    weak.is_hanging = True
+    async with pool_of(weak, well) as pool:
+        await asyncio.gather(*(pool.generate(request(session_id=f"s{n}")) for n in range(8)))
+        weak.is_hanging = False
+        await pool.members.changes.wait_for(lambda: len(pool.healthy) == 2)
         weak.is_hanging = True
-        async with await pool_of(weak, well) as pool:
-            await asyncio.gather(*(pool.generate(request(session_id=f"s{n}")) for n in range(8)))
-            weak.is_hanging = False
-            await pool.members.changes.wait_for(lambda: len(pool.healthy) == 2)
-            weak.is_hanging = True
-            failures = pool.snapshot().engines[0].failures
-            await asyncio.gather(*(pool.generate(request(session_id=f"t{n}")) for n in range(32)))
-            assert pool.snapshot().engines[0].failures == failures + 1
-
-    virtually(scenario)
+        failures = pool.snapshot().engines[0].failures
+        await asyncio.gather(*(pool.generate(request(session_id=f"t{n}")) for n in range(32)))
+        assert pool.snapshot().engines[0].failures == failures + 1
 
 
-def test_the_only_engine_is_not_held_back() -> None:
-    async def scenario() -> None:
-        engine = Clocked("e")
-        async with await pool_of(engine) as pool:
-            engine.is_hanging = True
-            call = asyncio.create_task(pool.generate(request()))
-            await pool.members.changes.wait_for(lambda: not pool.healthy)
-            engine.is_hanging = False
-            await call
-            await asyncio.gather(*(pool.generate(request(session_id=f"t{n}")) for n in range(32)))
+@virtually
+async def test_the_only_engine_is_not_held_back() -> None:
+    engine = Clocked("e")
+    async with pool_of(engine) as pool:
+        engine.is_hanging = True
+        call = asyncio.create_task(pool.generate(request()))
+        await pool.members.changes.wait_for(lambda: not pool.healthy)
+        engine.is_hanging = False
+        await call
+        await asyncio.gather(*(pool.generate(request(session_id=f"t{n}")) for n in range(32)))
 
-    virtually(scenario)
+
+AT_ONCE = (FailureKind.ENGINE_UNREACHABLE, FailureKind.ENGINE_OVERLOADED, FailureKind.ENGINE_CONTRACT)
 
 
 @BOUNDED
-@given(st.lists(st.tuples(st.sampled_from(["hang", "answer", "down"]), st.integers(1, 40)), min_size=1, max_size=12))
-def test_the_back_off_follows_its_model(moves: list[tuple[str, int]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(["hang", "answer", *AT_ONCE]), st.integers(1, 40)), min_size=1, max_size=12))
+@example([*[("hang", 1)] * 7, ("answer", 112), ("hang", 1)])
+@virtually
+async def test_the_back_off_follows_its_model(moves: list[tuple[str | FailureKind, int]]) -> None:
     """The rest after the n-th failure that is not forgiven is ``first * 2 ** n``, bounded; 16 answers forgive one.
 
-    One that is down after it has answered calls fails them at once, which does not count.
+    One that fails calls at once after it has answered some costs little, which does not count: one engine may be all
+    there is.
     """
-
-    async def scenario() -> None:
-        engine, loop = Clocked("e"), asyncio.get_running_loop()
-        relapses = answered = 0
-        async with await pool_of(engine) as pool:
-            for move, count in moves:
-                if move == "answer":
-                    for _ in range(count):
-                        await pool.generate(request())
-                        answered += 1
-                        relapses -= relapses > 0 and answered % 16 == 0
-                    continue
-                engine.is_hanging = move == "hang"
-                engine.down_error = EngineError(FailureKind.ENGINE_UNREACHABLE, "e is down") if move == "down" else None
-                call = asyncio.create_task(pool.generate(request()))
-                await pool.members.changes.wait_for(lambda: not pool.healthy)
-                out, engine.is_hanging, engine.down_error = loop.time(), False, None
-                await call
-                assert loop.time() - out == min(0.25 * 2**relapses, SLOWEST)
-                relapses += move == "hang" or not answered
-                answered = 1  # the call itself was answered in the end
-            assert pool.healthy == ["e"]
-
-    virtually(scenario)
+    engine, loop = Clocked("e"), asyncio.get_running_loop()
+    relapses = answered = 0
+    async with pool_of(engine) as pool:
+        for move, count in moves:
+            if move == "answer":
+                for _ in range(count):
+                    await pool.generate(request())
+                    answered += 1
+                    relapses -= relapses > 0 and answered % 16 == 0
+                continue
+            engine.is_hanging = move == "hang"
+            engine.down_error = EngineError(move, "e fails") if move in AT_ONCE else None
+            call = asyncio.create_task(pool.generate(request()))
+            await pool.members.changes.wait_for(lambda: not pool.healthy)
+            out, engine.is_hanging, engine.down_error = loop.time(), False, None
+            await call
+            assert loop.time() - out == min(0.25 * 2**relapses, SLOWEST)
+            relapses += move == "hang" or not answered
+            answered = 1  # the call itself was answered in the end
+        assert pool.healthy == ["e"]
 
 
-TOKENS = [name for name in CASES if name not in ("fake", "openai")]
+of_every_server = pytest.mark.parametrize("name", [name for name in CASES if name != "fake"])
 
 
-@pytest.mark.parametrize("name", ["openai", *TOKENS])
+@of_every_server
 async def test_a_trial_samples(name: str) -> None:
     async with CASES[name]() as case:
         case.set_reply([10, 2])
@@ -224,7 +161,7 @@ async def test_a_trial_samples(name: str) -> None:
         assert most <= 16
 
 
-@pytest.mark.parametrize("name", ["openai", *TOKENS])
+@of_every_server
 async def test_a_trial_of_an_engine_that_hangs_fails(name: str) -> None:
     async with CASES[name]() as case:
         case.hold_calls()
@@ -254,7 +191,7 @@ class Unlisted(FakeEngine):
 
 
 async def test_a_list_that_lacks_the_model_is_only_a_hint() -> None:
-    async with await pool_of(Unlisted("e", fine)) as pool:
+    async with pool_of(Unlisted("e", fine)) as pool:
         assert (await pool.check_health())["e"].ok
         assert (await pool.generate(request())).token_ids == [10, 2]
         assert pool.unavailable_reason == ""
@@ -297,13 +234,11 @@ async def test_another_engine_that_has_the_model_serves_at_once() -> None:
         await pool.close()
 
 
-def test_without_any_engine_calls_wait_for_one() -> None:
-    async def scenario() -> None:
-        async with EnginePool("policy", failover=FailoverOptions(recovery_seconds=0.01)) as pool:
-            call = asyncio.create_task(pool.generate(request()))
-            await asyncio.sleep(3600)
-            assert pool.unavailable_reason == "no engine of pool policy has the model: it has no engines."
-            pool.add_engine(FakeEngine("e", fine))
-            assert (await call).token_ids == [10, 2]
-
-    virtually(scenario)
+@virtually
+async def test_without_any_engine_calls_wait_for_one() -> None:
+    async with EnginePool("policy", failover=FailoverOptions(recovery_seconds=0.01)) as pool:
+        call = asyncio.create_task(pool.generate(request()))
+        await asyncio.sleep(3600)
+        assert pool.unavailable_reason == "no engine of pool policy has the model: it has no engines."
+        pool.add_engine(FakeEngine("e", fine))
+        assert (await call).token_ids == [10, 2]

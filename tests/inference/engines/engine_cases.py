@@ -1,21 +1,23 @@
 """One ``EngineCase`` per adapter, for the conformance kit and for tests that need an engine with a server behind it."""
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
 
-from fake_nemo_rl import FakeNemoRl
+from closing import closing
+from fake_nemo_rl import FakeNemoRl, chat_completion
 from fake_openai import FakeOpenAI, read_numbers
-from fake_sglang import FakeSglang
-from fake_vllm import FakeVllm
+from fake_sglang import FakeSglang, generation
+from fake_vllm import FakeVllm, completion
 
 from prorl_gym.errors import EngineError, FailureKind
-from prorl_gym.inference.engine_errors import ContextExceeded, EngineOverloaded
-from prorl_gym.inference.engines.chat_prefix import ChatPrefixEngine, ChatPrefixOptions
-from prorl_gym.inference.engines.openai import OpenAIEngine, OpenAIOptions
-from prorl_gym.inference.engines.sglang import SglangEngine, SglangOptions
-from prorl_gym.inference.engines.vllm import VllmEngine, VllmOptions
+from prorl_gym.inference.engines.chat_prefix import ChatPrefixDialect, ChatPrefixEngine, ChatPrefixOptions
+from prorl_gym.inference.engines.openai import OpenAIDialect, OpenAIEngine, OpenAIOptions
+from prorl_gym.inference.engines.sglang import SglangDialect, SglangEngine, SglangOptions
+from prorl_gym.inference.engines.vllm import VllmDialect, VllmEngine, VllmOptions
+from prorl_gym.inference.protocol import ContextExceeded, EngineOverloaded
 from prorl_gym.records import EngineLoad
-from prorl_gym.testing.inference.engine_conformance import STOP_ID, Capabilities, Fault
+from prorl_gym.testing.inference.engine_conformance import STOP_ID, Capabilities, Fault, request
 from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
 
 BASIC = {"model": "m", "vocab_size": 100}
@@ -58,8 +60,6 @@ OPENAI_CHOICE = ("choices", 0)
 
 
 class HttpCase:
-    """A fake server and the adapter for it."""
-
     def __init__(self, server, engine_type, options_type, capabilities, spoilt, **own):
         self.server = server
         self.capabilities = capabilities
@@ -76,8 +76,11 @@ class HttpCase:
     def shut_down_server(self):
         self.engine = self._make(NOWHERE)
 
+    def reopen(self, **options):
+        self.engine = self._make(self.server.url, **options)
+
     def shorten_timeouts(self):
-        self.engine = self._make(self.server.url, request_seconds=0.2)
+        self.reopen(request_seconds=0.2)
 
     def block_cache_reset(self):
         self.server.busy = True
@@ -168,6 +171,29 @@ TEXT_SPOILT = {
 }
 
 
+ASKED = request(request_id="a" * 32)
+DIALECTS = {
+    "vllm": VllmDialect(NOWHERE, VllmOptions(**BASIC, record_routed_experts=True)),
+    "sglang": SglangDialect(NOWHERE, SglangOptions(**BASIC)),
+    "chat_prefix": ChatPrefixDialect(NOWHERE, ChatPrefixOptions(**BASIC)),
+    "openai": OpenAIDialect(NOWHERE, OpenAIOptions(**BASIC, encode=read_numbers)),
+}
+
+
+def right_answer(name):
+    """Return what a well server of a dialect answers to ``ASKED``: three tokens, with a call where it is text."""
+    body, ids = json.loads(DIALECTS[name].sample_request(ASKED).encode_body()), [10, 11, STOP_ID]
+    match name:
+        case "vllm":
+            return completion(body, ids, "r", label="step-3")
+        case "sglang":
+            return generation(body, ids)
+        case "chat_prefix":
+            return chat_completion(body, [5, 6, 7], ids)
+    calls = [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]
+    return FakeOpenAI(ids=ids, tool_calls=calls).completion(body, None)
+
+
 @asynccontextmanager
 async def fake():
     yield FakeCase()
@@ -177,10 +203,11 @@ async def fake():
 async def http_case(server, *args, **own):
     async with server:
         case = HttpCase(server, *args, **own)
-        engine = case.engine
-        yield case
-        await engine.close()
-        await case.engine.close()
+        async with closing(case.engine):
+            try:
+                yield case
+            finally:
+                await case.engine.close()  # another one, where a test has opened it again
 
 
 def vllm(release="0.33", can_abort=True):

@@ -48,10 +48,8 @@ class FakeNemoRl(FakeServer):
     render: Render = three_ids
     eos: int = 2
     max_model_len: int = 4096
-    training: tuple[float, float] = (1.0, 1.0)
-    """The temperature and top_p that it asserts; see ``_refusal``."""
     validation: tuple[float, float] | None = None
-    """Those of the trainer's validation, if they are others."""
+    """The temperature and top_p of the trainer's validation; it asserts these or 1 and 1. See ``_refusal``."""
 
     def routes(self, app: web.Application):
         app.router.add_post("/v1/chat/completions", self._chat)
@@ -98,7 +96,7 @@ class FakeNemoRl(FakeServer):
 
     def _refusal(self, body: dict[str, Any]) -> str:
         sampling = (body.get("temperature"), body.get("top_p"))
-        if sampling not in (self.training, self.validation) or body.get("top_k", -1) not in (-1, None):
+        if sampling not in ((1.0, 1.0), self.validation) or body.get("top_k", -1) not in (-1, None):
             return "AssertionError: sampling parameters are not those of the training"
         if not body.get("logprobs") or body.get("top_logprobs") != 0 or not body.get("return_tokens_as_token_ids"):
             return "log-probs of tokens as ids have to be asked for"

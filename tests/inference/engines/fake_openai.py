@@ -9,7 +9,6 @@ from fake_server import FakeServer, sampled
 
 @dataclass
 class FakeOpenAI(FakeServer):
-    stop_id: int = 2
     tool_calls: list[Any] = field(default_factory=list)
 
     def routes(self, app: web.Application):
@@ -21,8 +20,8 @@ class FakeOpenAI(FakeServer):
         return await self.respond(request, "", lambda finish: self.completion(body, finish))
 
     def completion(self, body: dict[str, Any], finish: str | None) -> dict[str, Any]:
-        ids, end = sampled(self.ids, body["max_tokens"], [self.stop_id], finish)
-        message: dict[str, Any] = {"role": "assistant", "content": spell(ids), "refusal": None}
+        ids, end = sampled(self.ids, body["max_tokens"], [2], finish)
+        message: dict[str, Any] = {"role": "assistant", "content": " ".join(map(str, ids)), "refusal": None}
         if self.tool_calls:
             message["tool_calls"], end = self.tool_calls, "tool_calls"
         return {
@@ -35,10 +34,5 @@ class FakeOpenAI(FakeServer):
         }
 
 
-def spell(ids: list[int]) -> str:
-    return " ".join(map(str, ids))
-
-
 def read_numbers(text: str) -> list[int]:
-    """The tokenizer of these tests."""
     return [int(word) for word in text.split() if word.isdigit()]

@@ -31,8 +31,8 @@ class FakeServer:
     models: object = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    aborts: list[str] = field(default_factory=list)
-    resets: int = 0
+    connections: set[object] = field(default_factory=set)
+    """From which calls came."""
     running: int = 0
     _stops: dict[str, asyncio.Event] = field(default_factory=dict)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -61,6 +61,7 @@ class FakeServer:
     async def remember(self, request: web.Request) -> dict[str, Any]:
         body = await request.json()
         self.bodies.append(body)
+        self.connections.add(request.transport.get_extra_info("peername"))
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         return body
 

@@ -9,7 +9,6 @@ from fake_server import FakeServer, falling, sampled
 
 @dataclass
 class FakeSglang(FakeServer):
-    label: str = "default"
     paused: bool = False
     incremental: bool = False
     """Started with --incremental-streaming-output."""
@@ -19,8 +18,7 @@ class FakeSglang(FakeServer):
         app.router.add_get("/v1/models", self.model_list)
         app.router.add_get("/ready", self._ready)
         app.router.add_post("/flush_cache", self._flush)
-        if self.can_abort:
-            app.router.add_post("/abort_request", self._abort)
+        app.router.add_post("/abort_request", self._abort)
 
     def events(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         """Each event has everything so far, or the new tokens only."""
@@ -44,12 +42,10 @@ class FakeSglang(FakeServer):
     async def _flush(self, request: web.Request):
         if self.busy:
             return web.Response(status=400, text="Cache not flushed: there are pending requests.")
-        self.resets += 1
         return web.Response(text="Cache flushed.\n")
 
     async def _abort(self, request: web.Request):
         beginning = (await request.json())["rid"]
-        self.aborts.append(beginning)
         for rid in list(self._stops):
             if beginning and rid.startswith(beginning):  # the scheduler's own rule
                 self.stop(rid)
@@ -59,14 +55,10 @@ class FakeSglang(FakeServer):
         body = await self.remember(request)
         if self.paused:
             await self._hold("paused")  # nothing is answered before it goes on
-        return await self.respond(
-            request, body["rid"], lambda finish: generation(body, self.ids, finish, label=self.label)
-        )
+        return await self.respond(request, body["rid"], lambda finish: generation(body, self.ids, finish))
 
 
-def generation(
-    body: dict[str, Any], ids: list[int], finish: str | None = None, *, label: str = "default"
-) -> dict[str, Any]:
+def generation(body: dict[str, Any], ids: list[int], finish: str | None = None) -> dict[str, Any]:
     settings, prompt = body["sampling_params"], body["input_ids"]
     ids, end = sampled(ids, settings["max_new_tokens"], settings.get("stop_token_ids", []), finish)
     reasons = {
@@ -80,7 +72,7 @@ def generation(
         "prompt_tokens": len(prompt),
         "completion_tokens": len(ids),
         "cached_tokens": 1,
-        "weight_version": label,
+        "weight_version": "default",
         "e2e_latency": 0.01,
     }
     if body.get("return_logprob"):

@@ -13,8 +13,6 @@ class FakeVllm(FakeServer):
     development: bool = True
     """Started with VLLM_SERVER_DEV_MODE=1."""
     paused: bool = False
-    label: str = "default"
-    """The weight version, as 0.33 tells it on this route."""
 
     def routes(self, app: web.Application):
         app.router.add_post("/v1/completions", self._completions)
@@ -45,12 +43,10 @@ class FakeVllm(FakeServer):
         return web.json_response({"is_paused": self.paused})
 
     async def _reset(self, request: web.Request):
-        self.resets += not self.busy
         return web.json_response({"success": not self.busy})
 
     async def _abort(self, request: web.Request):
         wanted = (await request.json())["request_ids"]
-        self.aborts += wanted
         for name in wanted:
             self.stop(name)
         return web.json_response({"status": "aborted", "aborted": len(wanted)})
@@ -65,7 +61,7 @@ class FakeVllm(FakeServer):
         return await self.respond(
             request,
             f"cmpl-{request_id}-0",
-            lambda finish: completion(body, self.ids, request_id, finish, self.label if self.release == "0.33" else ""),
+            lambda finish: completion(body, self.ids, request_id, finish, "default" if self.release == "0.33" else ""),
         )
 
 

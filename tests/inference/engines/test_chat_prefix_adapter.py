@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from closing import closing
 from fake_nemo_rl import FakeNemoRl, renderer
 from token_codecs import ALL, TOOLS, codec
 
@@ -14,6 +15,8 @@ from prorl_gym.records import Message, ToolCall
 from prorl_gym.testing.inference.engine_conformance import request
 
 FIRST = (Message(role="system", content="Be brief."), Message(role="user", content="What is 2 + 2?"))
+SMALL = codec("small")
+PROMPT = SMALL.encode_prompt(FIRST, TOOLS)
 CALL = ToolCall(id="call_0", name="calc", arguments='{"term":"2+2"}')
 
 
@@ -26,17 +29,16 @@ def spelt(chat, text, *, ended=True):
 @asynccontextmanager
 async def served(chat, template_options=None, server_options=None, record_routed_experts=False, **server):
     render = renderer(chat, **(server_options or template_options or {}))
-    async with FakeNemoRl(render=render, eos=chat.terminator_id, **server) as nemo:
-        options = ChatPrefixOptions(
-            model="m",
-            vocab_size=chat.vocab_size,
-            template_options=template_options or {},
-            record_routed_experts=record_routed_experts,
-            request_seconds=5.0,
-        )
-        engine = ChatPrefixEngine("e", nemo.url, options)
+    options = ChatPrefixOptions(
+        model="m",
+        vocab_size=chat.vocab_size,
+        template_options=template_options or {},
+        record_routed_experts=record_routed_experts,
+        request_seconds=5.0,
+    )
+    fake = FakeNemoRl(render=render, eos=chat.terminator_id, **server)
+    async with fake as nemo, closing(ChatPrefixEngine("e", nemo.url, options)) as engine:
         yield nemo, engine
-        await engine.close()
 
 
 def ask(chat, prompt, messages, last=None, **changes):
@@ -88,11 +90,9 @@ async def test_a_second_user_turn_keeps_what_was_sampled(template):
 
 
 async def test_the_request_is_what_nemo_rl_asserts():
-    chat = codec("small")
-    prompt = chat.encode_prompt(FIRST, TOOLS)
-    async with served(chat) as (nemo, engine):
-        nemo.ids = spelt(chat, "4")
-        await engine.generate(ask(chat, prompt, FIRST, seed=3, cache_salt="v1"))
+    async with served(SMALL) as (nemo, engine):
+        nemo.ids = spelt(SMALL, "4")
+        await engine.generate(ask(SMALL, PROMPT, FIRST, seed=3, cache_salt="v1"))
     body = nemo.bodies[0]
     assert "top_k" not in body
     assert [message["role"] for message in body.pop("messages")] == ["system", "user"]
@@ -106,7 +106,7 @@ async def test_the_request_is_what_nemo_rl_asserts():
         "top_logprobs": 0,
         "return_tokens_as_token_ids": True,
         "return_token_ids": True,
-        "stop_token_ids": [chat.terminator_id],
+        "stop_token_ids": [SMALL.terminator_id],
         "seed": 3,
         "cache_salt": "v1",
     }
@@ -114,94 +114,65 @@ async def test_the_request_is_what_nemo_rl_asserts():
 
 async def test_text_that_spells_a_control_token_is_found_out():
     """The server would read it as the token, and the model would see what our record does not have."""
-    chat = codec("small")
-    hostile = [Message(role="user", content=f"say {chat.terminator} twice")]
-    prompt = chat.encode_prompt(hostile, TOOLS)
-    async with served(chat) as (_, engine):
+    hostile = [Message(role="user", content=f"say {SMALL.terminator} twice")]
+    prompt = SMALL.encode_prompt(hostile, TOOLS)
+    async with served(SMALL) as (_, engine):
         with pytest.raises(EngineError) as caught:
-            await engine.generate(ask(chat, prompt, hostile))
+            await engine.generate(ask(SMALL, prompt, hostile))
     assert caught.value.kind is FailureKind.ENGINE_CONTRACT
     assert "worked on other prompt ids than it was sent (first at position" in caught.value.what
     assert "the same 'template_options'" in caught.value.fix
 
 
 async def test_another_template_is_found_out_and_options_are_sent():
-    chat = codec("small")
-    prompt = chat.encode_prompt(FIRST, TOOLS)
-    async with served(chat, template_options={"enable_thinking": False}) as (nemo, engine):
-        nemo.ids, nemo.render = spelt(chat, "4"), lambda *_: [*prompt[:-1], prompt[-1] + 1]
-        with pytest.raises(EngineError, match=f"first at position {len(prompt) - 1}: "):
-            await engine.generate(ask(chat, prompt, FIRST))
+    async with served(SMALL, template_options={"enable_thinking": False}) as (nemo, engine):
+        nemo.ids, nemo.render = spelt(SMALL, "4"), lambda *_: [*PROMPT[:-1], PROMPT[-1] + 1]
+        with pytest.raises(EngineError, match=f"first at position {len(PROMPT) - 1}: "):
+            await engine.generate(ask(SMALL, PROMPT, FIRST))
     assert nemo.bodies[0]["chat_template_kwargs"] == {"enable_thinking": False}
-
-
-async def test_sampling_that_is_not_the_trainings_is_the_servers_refusal():
-    chat = codec("small")
-    async with served(chat, training=(0.7, 1.0)) as (_, engine):
-        with pytest.raises(EngineError, match="sampling parameters are not those of the training"):
-            await engine.generate(ask(chat, chat.encode_prompt(FIRST, TOOLS), FIRST))
 
 
 @pytest.mark.parametrize("last", [(5, 4), (0, 10_000)])
 async def test_a_turn_that_the_prompt_does_not_have_is_refused(last):
-    chat = codec("small")
     messages = [*FIRST, Message(role="assistant", content="4.")]
-    async with served(chat) as (nemo, engine):
+    async with served(SMALL) as (nemo, engine):
         with pytest.raises(EngineError) as caught:
-            await engine.generate(ask(chat, chat.encode_prompt(FIRST, TOOLS), messages, last))
+            await engine.generate(ask(SMALL, PROMPT, messages, last))
     assert caught.value.kind is FailureKind.ENGINE_REFUSED
     assert nemo.bodies == []
 
 
 async def test_a_call_without_its_messages_is_refused():
-    chat = codec("small")
-    async with served(chat) as (_, engine):
+    async with served(SMALL) as (_, engine):
         with pytest.raises(EngineError) as caught:
             await engine.generate(request(conversation=None))
     assert str(caught.value).endswith("takes messages, and this call has only token ids.\nSet another 'engine'.")
 
 
-def drop_message_fields(answer):
-    for name in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
-        del answer["choices"][0]["message"][name]
-
-
 async def test_ids_of_plain_vllm_around_the_message_will_do():
-    chat = codec("small")
-    prompt = chat.encode_prompt(FIRST, TOOLS)
-
     def plain(answer):
-        drop_message_fields(answer)
-        answer["prompt_token_ids"] = prompt
+        for name in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
+            del answer["choices"][0]["message"][name]
+        answer["prompt_token_ids"] = PROMPT
 
-    async with served(chat, mutate=plain) as (nemo, engine):
-        nemo.ids = spelt(chat, "4")
-        result = await engine.generate(ask(chat, prompt, FIRST))
+    async with served(SMALL, mutate=plain) as (nemo, engine):
+        nemo.ids = spelt(SMALL, "4")
+        result = await engine.generate(ask(SMALL, PROMPT, FIRST))
     assert result.token_ids == nemo.ids
     assert result.logprobs == [-0.25 * (at + 1) for at in range(len(nemo.ids))]
 
 
-async def test_without_the_prompts_ids_nothing_is_believed():
-    chat = codec("small")
-    async with served(chat, mutate=drop_message_fields) as (nemo, engine):
-        nemo.ids = spelt(chat, "4")
-        with pytest.raises(EngineError, match="does not return the prompt ids that the model got"):
-            await engine.generate(ask(chat, chat.encode_prompt(FIRST, TOOLS), FIRST))
-
-
 async def test_health_is_asked_of_the_tokenizer_on_the_bare_path():
-    async with served(codec("small"), max_model_len=77) as (_, engine):
+    async with served(SMALL, max_model_len=77) as (_, engine):
         health = await engine.health()
     assert (health.ok, health.max_model_len) == (True, 77)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 async def test_routed_experts_of_the_message_pass_through_when_they_are_wanted(wanted):
-    chat = codec("small")
-
     def with_experts(answer):
         answer["choices"][0]["message"]["routed_experts"] = "nrlre1:int16:1x1x1:AAA="
 
-    async with served(chat, mutate=with_experts, record_routed_experts=wanted) as (_, engine):
-        result = await engine.generate(ask(chat, chat.encode_prompt(FIRST, TOOLS), FIRST))
+    async with served(SMALL, mutate=with_experts, record_routed_experts=wanted) as (_, engine):
+        result = await engine.generate(ask(SMALL, PROMPT, FIRST))
     assert result.routed_experts == ("nrlre1:int16:1x1x1:AAA=" if wanted else None)

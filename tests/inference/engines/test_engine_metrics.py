@@ -3,8 +3,9 @@ import time
 import pytest
 
 from prorl_gym.inference.engines.prometheus_page import PrometheusPage, parse_count
-from prorl_gym.inference.engines.vllm import parse_load
+from prorl_gym.inference.engines.vllm import VllmDialect, VllmOptions
 
+VLLM = VllmDialect("http://h/v1", VllmOptions(model="m", vocab_size=100))
 PAGE = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m"} 3.0
@@ -23,7 +24,7 @@ vllm:time_to_first_token_seconds_bucket{engine="0",le="0.001"} 0.0
 
 
 def test_vllms_page_is_summed_over_its_engines():
-    load = parse_load(PAGE.encode())
+    load = VLLM.read_load(PAGE.encode())
     assert load is not None
     assert (load.running, load.waiting, load.preemptions) == (7, 2, 5)
     assert load.kv_usage == pytest.approx(0.6)
@@ -33,37 +34,37 @@ def test_vllms_page_is_summed_over_its_engines():
 
 def test_a_capacity_that_is_not_known_yet_is_none():
     page = 'vllm:num_requests_running 0\nvllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1\n'
-    load = parse_load(page.encode())
+    load = VLLM.read_load(page.encode())
     assert load is not None
     assert load.kv_capacity is None
 
 
 @pytest.mark.parametrize("page", [b"", b"<html>", b"\xff\xfe", b"vllm:num_requests_running NaN\n", b"up 1\n"])
 def test_another_page_is_no_load(page):
-    assert parse_load(page) is None
+    assert VLLM.read_load(page) is None
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "f",
-        "f ",
-        "f x",
-        "f inf",
-        "f NaN",
-        "f{ 1",
-        'f{a="1" 1',
-        "f 1 2 3",
-        "f 1 x",
-        'f{a="' + "x" * (1 << 17) + '"} 1',
-    ],
-)
+BROKEN_LINES = [
+    "f",
+    "f ",
+    "f x",
+    "f inf",
+    "f NaN",
+    "f{ 1",
+    'f{a="1" 1',
+    "f 1 2 3",
+    "f 1 x",
+    'f{a="' + "x" * (1 << 17) + '"} 1',
+]
+
+
+@pytest.mark.parametrize("line", BROKEN_LINES)
 def test_a_line_that_cannot_be_read_is_left_out(line):
-    assert not PrometheusPage(line.encode(), ["f"]).has("f")
+    assert not PrometheusPage(line.encode(), ["f"]).samples["f"]
 
 
 def test_labels_may_hold_anything():
-    (sample,) = PrometheusPage(rb'f{a="x\"} 2,b=\"",c="}"} 1', ["f"]).samples("f")
+    (sample,) = PrometheusPage(rb'f{a="x\"} 2,b=\"",c="}"} 1', ["f"]).samples["f"]
     assert sample.value == 1
     assert sample.labels == {"a": r"x\"} 2,b=\"", "c": "}"}
 
@@ -89,4 +90,4 @@ def test_a_label_without_an_end_costs_no_more_than_its_length():
 
 
 def test_a_page_of_nothing_but_samples_is_read_up_to_a_bound():
-    assert len(PrometheusPage(b'f{a="1"} 1\n' * 100_000, ["f"]).samples("f")) == 4096
+    assert len(PrometheusPage(b'f{a="1"} 1\n' * 100_000, ["f"]).samples["f"]) == 4096

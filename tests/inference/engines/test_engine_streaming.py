@@ -1,91 +1,73 @@
 """Streams of engines: what they report, and what becomes of those that break."""
 
 import pytest
-from engine_cases import BASIC
-from fake_sglang import FakeSglang
+from engine_cases import BASIC, CASES
 from fake_vllm import FakeVllm
 
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.balance.engine_pool import EnginePool
-from prorl_gym.inference.engines.sglang import SglangEngine, SglangOptions
 from prorl_gym.inference.engines.vllm import VllmEngine, VllmOptions
 from prorl_gym.testing.inference.engine_conformance import STOP_ID, request
 
-SERVERS = {
-    "vllm": (FakeVllm, VllmEngine, VllmOptions),
-    "sglang": (FakeSglang, SglangEngine, SglangOptions),
-}
+
+@pytest.fixture(params=["vllm-0.32", "sglang"])
+async def case(request):
+    async with CASES[request.param]() as opened:
+        opened.server.ids = [10, 11, 12, STOP_ID]
+        yield opened
 
 
-@pytest.fixture(params=SERVERS)
-async def served(request):
-    server_type, engine_type, options_type = SERVERS[request.param]
-    async with server_type(ids=[10, 11, 12, STOP_ID]) as server:
-        engines = [engine_type(f"e{n}", server.url, options_type(**BASIC, **own)) for n, own in enumerate(OWN)]
-        yield server, engines
-        for engine in engines:
-            await engine.close()
-
-
-OWN = ({}, {"record_routed_experts": True}, {"request_seconds": 0.3})
-
-
-async def test_only_a_call_that_asks_for_it_is_streamed(served):
-    server, (engine, experts, _) = served
-    await engine.generate(request())
-    await engine.generate(request(on_tokens=lambda ids: None))
-    await experts.generate(request(on_tokens=lambda ids: None))
-    assert [body.get("stream", False) for body in server.bodies] == [False, True, False]
+async def test_only_a_call_that_asks_for_it_is_streamed(case):
+    await case.engine.generate(request())
+    await case.engine.generate(request(on_tokens=lambda ids: None))
+    case.reopen(record_routed_experts=True)
+    await case.engine.generate(request(on_tokens=lambda ids: None))
+    assert [body.get("stream", False) for body in case.server.bodies] == [False, True, False]
 
 
 @pytest.mark.parametrize("written", [None, b"5,6,7"])
-async def test_a_stream_that_breaks_is_an_abort_with_what_was_reported(served, written):
-    server, (engine, *_) = served
-    server.mode = "cut"
+async def test_a_stream_that_breaks_is_an_abort_with_what_was_reported(case, written):
+    case.server.mode = "cut"
     reported = []
-    result = await engine.generate(request(on_tokens=reported.extend, prompt_ids_json=written))
+    result = await case.engine.generate(request(on_tokens=reported.extend, prompt_ids_json=written))
     assert (result.finish_reason, result.token_ids, result.logprobs) == ("abort", [10], [-0.25])
     assert reported == [10]
 
 
-async def test_a_stream_that_takes_too_long_is_an_abort_with_what_was_reported(served):
-    server, (_, _, hasty) = served
-    server.mode = "hang"
-    result = await hasty.generate(request(on_tokens=lambda ids: None))
+async def test_a_stream_that_takes_too_long_is_an_abort_with_what_was_reported(case):
+    case.server.mode = "hang"
+    case.reopen(request_seconds=0.3)
+    result = await case.engine.generate(request(on_tokens=lambda ids: None))
     assert (result.finish_reason, result.token_ids) == ("abort", [10])
 
 
-async def test_a_fault_after_the_first_token_keeps_that_token(served):
-    server, (engine, *_) = served
-    server.ids = [10, 100, STOP_ID]  # outside of the vocabulary
-    result = await engine.generate(request(on_tokens=lambda ids: None))
+async def test_a_fault_after_the_first_token_keeps_that_token(case):
+    case.server.ids = [10, 100, STOP_ID]  # outside of the vocabulary
+    result = await case.engine.generate(request(on_tokens=lambda ids: None))
     assert (result.finish_reason, result.token_ids) == ("abort", [10])
 
 
-async def test_an_error_event_before_any_token_is_the_engines_failure(served):
-    server, (engine, *_) = served
-    server.events = lambda answer: [{"error": {"message": "CUDA\nerror", "code": 500}}]
+async def test_an_error_event_before_any_token_is_the_engines_failure(case):
+    case.server.events = lambda answer: [{"error": {"message": "CUDA\nerror", "code": 500}}]
     with pytest.raises(EngineError, match="CUDA error") as caught:
-        await engine.generate(request(on_tokens=lambda ids: None))
+        await case.engine.generate(request(on_tokens=lambda ids: None))
     assert caught.value.kind is FailureKind.ENGINE_UNREACHABLE
 
 
-async def test_a_server_that_ignores_the_wish_is_read_as_ever(served):
-    server, (engine, *_) = served
-    remember = server.remember
+async def test_a_server_that_ignores_the_wish_is_read_as_ever(case):
+    remember = case.server.remember
 
     async def unstreamed(call):
         body = await remember(call)
-        server.bodies[-1] = body | {"stream": False}
+        case.server.bodies[-1] = body | {"stream": False}
         return body
 
-    server.remember = unstreamed
-    result = await engine.generate(request(on_tokens=lambda ids: None))
+    case.server.remember = unstreamed
+    result = await case.engine.generate(request(on_tokens=lambda ids: None))
     assert result.token_ids == [10, 11, 12, STOP_ID]
 
 
 async def test_an_endless_stream_ends_at_the_requested_tokens():
-    """Of a server that samples on after ``max_tokens``."""
     async with FakeVllm() as server:
         engine = VllmEngine("e", server.url, VllmOptions(**BASIC))
         whole = server.events
@@ -101,10 +83,9 @@ async def test_an_endless_stream_ends_at_the_requested_tokens():
         await engine.close()
 
 
-async def test_a_pool_hands_the_reports_on(served):
-    _, (engine, *_) = served
+async def test_a_pool_hands_the_reports_on(case):
     pool = EnginePool("policy")
-    pool.add_engine(engine)
+    pool.add_engine(case.engine)
     async with pool:
         reported = []
         result = await pool.generate(request(on_tokens=reported.extend))

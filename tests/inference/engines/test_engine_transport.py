@@ -1,13 +1,15 @@
 """One exchange with a server: what it may not do, whatever the server or the environment says."""
 
+import json
 import ssl
 import subprocess
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
 from fake_vllm import FakeVllm
 
-from prorl_gym.errors import ConfigError, EngineError, FailureKind
+from prorl_gym.errors import ConfigError, EngineError, FailureKind, Limit
 from prorl_gym.inference.engines.dialect import error_from_response, error_text
 from prorl_gym.inference.engines.http_exchange import (
     ConnectionOptions,
@@ -16,12 +18,15 @@ from prorl_gym.inference.engines.http_exchange import (
     HttpResponse,
     tls_context,
 )
+from prorl_gym.inference.engines.vllm import VllmEngine, VllmOptions
+from prorl_gym.inference.protocol import ContextExceeded
+from prorl_gym.testing.inference.engine_conformance import request
 
 
-async def exchange(url, link=None, path="/models"):
+async def exchange(url, link=None):
     transport = EngineTransport(url, link or ConnectionOptions())
     try:
-        return await transport.exchange(HttpRequest("GET", url + path), 5.0)
+        return await transport.exchange(HttpRequest("GET", url + "/models"), 5.0)
     finally:
         await transport.close()
 
@@ -31,6 +36,22 @@ async def test_the_environments_proxies_are_not_used(monkeypatch):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     async with FakeVllm() as server:
         assert (await exchange(server.url)).status == 200
+
+
+@asynccontextmanager
+async def serving(models, other=None, tls=None, host="127.0.0.1"):
+    """Serve a handler of /v1/models, and perhaps one of /elsewhere; give the address."""
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    if other is not None:
+        app.router.add_get("/elsewhere", other)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    try:
+        yield f"http{'s' * (tls is not None)}://{host}:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
 
 
 async def test_a_redirect_is_not_followed_and_the_key_stays():
@@ -43,59 +64,29 @@ async def test_a_redirect_is_not_followed_and_the_key_stays():
     async def away(request):
         raise web.HTTPFound("/elsewhere")
 
-    app = web.Application()
-    app.router.add_get("/v1/models", away)
-    app.router.add_get("/elsewhere", elsewhere)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    async with serving(away, elsewhere) as url:
         assert (await exchange(url, ConnectionOptions(api_key="hush"))).status == 302
-    finally:
-        await runner.cleanup()
     assert seen == []
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    """A self-signed certificate of 127.0.0.1."""
-    folder = tmp_path_factory.mktemp("tls")
-    key, certificate = folder / "key.pem", folder / "cert.pem"
+async def test_a_certificate_is_trusted_only_when_its_authority_is_named(tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=engine"]
     files = ["-keyout", key, "-out", certificate, "-addext", "subjectAltName=IP:127.0.0.1"]
     try:
-        subprocess.run(["openssl", "req", "-x509", *made, *files], check=True, capture_output=True)
+        subprocess.run(["openssl", "req", "-x509", *made, *files], check=True, capture_output=True)  # noqa: ASYNC221
     except FileNotFoundError:
         pytest.skip("needs the openssl command")
-    return key, certificate
-
-
-@pytest.fixture
-async def https_url(certificate):
-    key, chain = certificate
 
     async def models(request):
         return web.Response(text="{}")
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(chain, key)
-    app = web.Application()
-    app.router.add_get("/v1/models", models)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-    yield f"https://127.0.0.1:{runner.addresses[0][1]}/v1"
-    await runner.cleanup()
-
-
-async def test_a_certificate_is_trusted_when_its_authority_is_named(https_url, certificate):
-    assert (await exchange(https_url, ConnectionOptions(tls=tls_context(certificate[1])))).status == 200
-
-
-async def test_a_certificate_of_an_unknown_authority_is_refused(https_url):
-    with pytest.raises(EngineError, match="its certificate is not trusted") as caught:
-        await exchange(https_url)
+    context.load_cert_chain(certificate, key)
+    async with serving(models, tls=context) as url:
+        assert (await exchange(url, ConnectionOptions(tls=tls_context(certificate)))).status == 200
+        with pytest.raises(EngineError, match="its certificate is not trusted") as caught:
+            await exchange(url)
     assert caught.value.kind is FailureKind.ENGINE_UNREACHABLE
 
 
@@ -126,6 +117,29 @@ def test_a_servers_own_words(payload, text):
     assert error_text(payload) == text
 
 
+VLLM_LIMITS = {
+    "This model's maximum context length is 64 tokens. However, ...": 64,
+    "max_tokens=65 cannot be greater than max_model_len=64. Please request fewer output tokens.": 64,
+    "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)": None,
+    "This model's maximum context length is 0 tokens.": None,
+}
+SGLANG_LIMITS = [
+    "The input (70 tokens) is longer than the model's context length (64 tokens).",
+    "Requested token count (60 input + 10 new) exceeds the model's context length (64 tokens). Shorten it.",
+    "Requested token count exceeds the model's maximum context length of 64 tokens. You requested 70 tokens.",
+]
+OPENAI_LIMIT = "context_length_exceeded: maximum context length is 64 tokens"
+
+
+@pytest.mark.parametrize(
+    ("words", "context"), [*VLLM_LIMITS.items(), *((words, 64) for words in (*SGLANG_LIMITS, OPENAI_LIMIT))]
+)
+def test_what_does_not_fit_into_the_context_is_a_limit(words, context):
+    error = error_from_response("a", HttpResponse(400, json.dumps({"message": words}).encode()))
+    assert isinstance(error, ContextExceeded)
+    assert (error.limit, error.max_model_len) == (Limit.TOKENS, context)
+
+
 def test_a_server_that_breaks_over_a_long_prompt_is_still_broken():
     error = error_from_response("a", HttpResponse(500, b"maximum context length is 5 tokens"))
     assert isinstance(error, EngineError)
@@ -141,17 +155,18 @@ async def test_cookies_are_not_kept():
         answer.set_cookie(f"c{len(seen)}", "x" * 4000)
         return answer
 
-    app = web.Application()
-    app.router.add_get("/v1/models", models)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://localhost:{runner.addresses[0][1]}/v1"  # none are ever kept for a bare number
-    transport = EngineTransport(url, ConnectionOptions())
-    try:
+    async with serving(models, host="localhost") as url:  # none are ever kept for a bare number
+        transport = EngineTransport(url, ConnectionOptions())
         for _ in range(4):
             assert (await transport.exchange(HttpRequest("GET", url + "/models"), 5.0)).status == 200
-    finally:
         await transport.close()
-        await runner.cleanup()
     assert seen == [None] * 4
+
+
+async def test_calls_share_a_connection():
+    async with FakeVllm() as server:
+        engine = VllmEngine("e", server.url, VllmOptions(model="m", vocab_size=100))
+        for _ in range(10):
+            await engine.generate(request())
+        await engine.close()
+    assert (len(server.bodies), len(server.connections)) == (10, 1)

@@ -3,10 +3,10 @@
 from contextlib import asynccontextmanager
 
 import pytest
+from closing import closing
 from fake_openai import FakeOpenAI, read_numbers
 
 from prorl_gym.errors import EngineError, FailureKind
-from prorl_gym.inference.engine_errors import ContextExceeded
 from prorl_gym.inference.engines.openai import OpenAIEngine, OpenAIOptions
 from prorl_gym.inference.protocol import Conversation, TextTurn
 from prorl_gym.records import Message, ToolCall
@@ -17,10 +17,9 @@ TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": 
 
 @asynccontextmanager
 async def served(encode=read_numbers, **server):
-    async with FakeOpenAI(**server) as openai:
-        engine = OpenAIEngine("e", openai.url, OpenAIOptions(model="m", vocab_size=100, encode=encode))
+    options = OpenAIOptions(model="m", vocab_size=100, encode=encode)
+    async with FakeOpenAI(**server) as openai, closing(OpenAIEngine("e", openai.url, options)) as engine:
         yield openai, engine
-        await engine.close()
 
 
 async def test_the_request_has_only_fields_of_openai():
@@ -122,11 +121,3 @@ async def test_an_empty_turn_is_a_turn():
     async with served(ids=[]) as (_, engine):
         result = await engine.generate(request())
     assert (result.token_ids, result.text_turn) == ([], TextTurn(""))
-
-
-async def test_openais_own_word_for_a_prompt_too_long():
-    error = "context_length_exceeded: maximum context length is 64 tokens"
-    async with served(mode=400, error=error) as (_, engine):
-        with pytest.raises(ContextExceeded) as caught:
-            await engine.generate(request())
-    assert caught.value.max_model_len == 64

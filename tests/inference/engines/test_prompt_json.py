@@ -2,38 +2,24 @@ import json
 from dataclasses import replace
 
 import pytest
-from fake_nemo_rl import chat_completion
-from fake_sglang import generation
-from fake_vllm import FakeVllm, completion
+from engine_cases import ASKED, BASIC, DIALECTS, right_answer
+from fake_vllm import FakeVllm
 from hypothesis import given
 from hypothesis import strategies as st
 from token_codecs import BOUNDED
 
 from prorl_gym.errors import EngineError
-from prorl_gym.inference.engines.chat_prefix import ChatPrefixDialect, ChatPrefixOptions
-from prorl_gym.inference.engines.dialect import AnsweredCall
-from prorl_gym.inference.engines.prompt_json import encode_prompt_ids, strip_prompt_echo
-from prorl_gym.inference.engines.sglang import SglangDialect, SglangOptions
-from prorl_gym.inference.engines.vllm import VllmDialect, VllmEngine, VllmOptions
+from prorl_gym.inference.engines.dialect import encode_prompt_ids, strip_prompt_echo
+from prorl_gym.inference.engines.response_validator import AnsweredCall
+from prorl_gym.inference.engines.vllm import VllmEngine, VllmOptions
 from prorl_gym.testing.inference.engine_conformance import request
 
-BASIC = {"model": "m", "vocab_size": 100}
 CALL = AnsweredCall("e", 1, 0.1)
-WRITTEN = request(request_id="a" * 32, prompt_ids_json=b"5,6,7")
-VLLM = VllmDialect("http://h/v1", VllmOptions(**BASIC))
-SGLANG = SglangDialect("http://h/v1", SglangOptions(**BASIC))
-CHAT = ChatPrefixDialect("http://h/v1", ChatPrefixOptions(**BASIC))
-BODY = {"model": "m", "prompt": [5, 6, 7], "max_tokens": 8, "stop_token_ids": [2], "logprobs": 0}
-RID = {"rid": "a", "sampling_params": {"max_new_tokens": 8, "stop_token_ids": [2]}, "input_ids": [5, 6, 7]}
-ANSWERS = {
-    "vllm": (VLLM, completion(BODY, [10, 2], "r")),
-    "sglang": (SGLANG, generation({**RID, "return_logprob": True, "return_prompt_token_ids": True}, [10, 2])),
-    "chat_prefix": (CHAT, chat_completion(BODY, [5, 6, 7], [10, 2])),
-}
+WRITTEN = replace(ASKED, prompt_ids_json=b"5,6,7")
+ANSWERS = {name: (DIALECTS[name], right_answer(name)) for name in ("vllm", "sglang", "chat_prefix")}
 
 
 def compact(answer):
-    """As the servers write it."""
     return json.dumps(answer, separators=(",", ":")).encode()
 
 
@@ -71,7 +57,7 @@ def test_another_echo_is_refused(name, echo):
 
 
 def test_a_text_that_looks_like_an_echo_is_none():
-    answer = completion(BODY, [10, 2], "r")
+    answer = right_answer("vllm")
     answer["choices"][0]["text"] = '"prompt_token_ids":[5,6,7]'
     answer["choices"][0]["prompt_token_ids"] = [5, 9, 7]
     assert not strip_prompt_echo(compact(answer), WRITTEN)[1]

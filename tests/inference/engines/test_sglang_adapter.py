@@ -4,11 +4,12 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from closing import closing
 from fake_sglang import FakeSglang
 
 from prorl_gym.errors import EngineError, FailureKind
-from prorl_gym.inference.engine_errors import ContextExceeded, EngineOverloaded
 from prorl_gym.inference.engines.sglang import SglangEngine, SglangOptions
+from prorl_gym.inference.protocol import EngineOverloaded
 from prorl_gym.testing.inference.engine_conformance import request
 
 RID = "a" * 32
@@ -16,12 +17,9 @@ RID = "a" * 32
 
 @asynccontextmanager
 async def served(server=None, **options):
-    async with server or FakeSglang() as sglang:
-        engine = SglangEngine(
-            "e", sglang.url, SglangOptions(**{"model": "m", "vocab_size": 100, "request_seconds": 5.0, **options})
-        )
+    made = SglangOptions(**{"model": "m", "vocab_size": 100, "request_seconds": 5.0, **options})
+    async with server or FakeSglang() as sglang, closing(SglangEngine("e", sglang.url, made)) as engine:
         yield sglang, engine
-        await engine.close()
 
 
 def in_meta(**fields):
@@ -151,34 +149,12 @@ async def test_versions_are_the_labels_of_the_weights(fields, versions):
         assert (await engine.generate(request())).versions == versions
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "The input (70 tokens) is longer than the model's context length (64 tokens).",
-        "Requested token count (60 input + 10 new) exceeds the model's context length (64 tokens). Shorten it.",
-        "Requested token count exceeds the model's maximum context length of 64 tokens. You requested 70 tokens.",
-    ],
-)
-async def test_a_prompt_beyond_the_context_is_a_limit(message):
-    async with served(FakeSglang(mode=400, error=message)) as (_, engine):
-        with pytest.raises(ContextExceeded) as caught:
-            await engine.generate(request())
-    assert caught.value.max_model_len == 64
-
-
 async def test_a_paused_server_is_overloaded_once_the_wait_is_over_and_not_well():
     async with served(FakeSglang(paused=True), request_seconds=0.1) as (server, engine):
         with pytest.raises(EngineOverloaded, match="is paused and answers nothing"):
             await engine.generate(request())
         await server.running_is(0)
         assert not (await engine.health()).ok
-
-
-async def test_503_is_an_overload():
-    async with served(FakeSglang(mode=503, retry_after="2")) as (_, engine):
-        with pytest.raises(EngineOverloaded) as caught:
-            await engine.generate(request())
-    assert caught.value.retry_after == 2.0
 
 
 async def test_a_probe_asks_from_the_start_of_the_prompt():

@@ -1,36 +1,36 @@
 """The vLLM adapter against a server that is right, and against every way of being wrong."""
 
-import asyncio
 import json
 import logging
 
 import pytest
+from closing import closing
 from fake_vllm import FakeVllm
 
-from prorl_gym.errors import EngineError, FailureKind, Limit
-from prorl_gym.inference.engine_errors import ContextExceeded, EngineOverloaded
-from prorl_gym.inference.engines.dialect import ModelList
-from prorl_gym.inference.engines.logprob_rule import LogprobRule
-from prorl_gym.inference.engines.response_validator import parse_version_label
-from prorl_gym.inference.engines.vllm import VllmDialect, VllmEngine, VllmOptions, request_body
-from prorl_gym.inference.protocol import EngineHealth
+from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.inference.engines.dialect import LogprobRule, ModelList
+from prorl_gym.inference.engines.vllm import VllmDialect, VllmEngine, VllmOptions
+from prorl_gym.inference.protocol import EngineHealth, EngineOverloaded
 from prorl_gym.testing.inference.engine_conformance import request
 
 BASIC = {"model": "m", "vocab_size": 100}
+URL = "http://h/v1"
 OPTIONS = {**BASIC, "request_seconds": 5.0}
 
 
+def opened(server, **options):
+    return closing(VllmEngine("e", server.url, VllmOptions(**{**OPTIONS, **options}), version=9))
+
+
 async def call(server, changes=None, **options):
-    engine = VllmEngine("e", server.url, VllmOptions(**{**OPTIONS, **options}))
-    try:
+    async with opened(server, **options) as engine:
         return await engine.generate(request(**(changes or {})))
-    finally:
-        await engine.close()
 
 
 async def failure(server, changes=None, **options):
-    with pytest.raises(EngineError) as caught:
-        await call(server, changes, **options)
+    async with opened(server, **options) as engine:
+        with pytest.raises(EngineError) as caught:
+            await engine.generate(request(**(changes or {})))
     return caught.value
 
 
@@ -59,10 +59,11 @@ async def test_the_request_is_what_vllm_needs():
 
 
 def test_keys_that_are_off_are_not_sent():
-    body = request_body(request(top_k=-1), "m")
-    assert not {"top_k", "seed", "cache_salt", "priority"} & set(body)
-    assert "priority" not in request_body(request(priority=1), "m")
-    assert request_body(request(priority=1), "m", send_priority=True)["priority"] == -1
+    plain, by_priority = (VllmDialect(URL, VllmOptions(**BASIC, priority_scheduling=does)) for does in (False, True))
+    assert not {"top_k", "seed", "cache_salt"} & set(plain.sample_request(request(top_k=-1)).body)
+    assert "priority" not in plain.sample_request(request(priority=1)).body
+    assert "priority" not in by_priority.sample_request(request()).body
+    assert by_priority.sample_request(request(priority=1)).body["priority"] == -1
 
 
 async def test_the_answer_is_read():
@@ -86,133 +87,97 @@ def first(answer):
     return answer["choices"][0]
 
 
-def set_in(place, key, value):
-    return lambda answer: place(answer).__setitem__(key, value)
+def in_choice(key, value):
+    return lambda answer: first(answer).__setitem__(key, value)
 
 
-def nested():
-    value = []
-    for _ in range(900):
-        value = [value]
-    return value
+def ids(value):
+    return in_choice("token_ids", value)
 
 
-def logprobs_of(answer):
-    return first(answer)["logprobs"]
+def in_logprobs(key, value):
+    return lambda answer: first(answer)["logprobs"].__setitem__(key, value)
 
 
+def logprobs(value):
+    return in_logprobs("token_logprobs", value)
+
+
+def nested(depth):
+    return json.loads("[" * depth + "]" * depth)
+
+
+VERSION_FIX = "Serve the model with vLLM 0.10.2 or newer"
+VLLM_FIX = f"{VERSION_FIX}, unmodified."
 TOKENIZER_FIX = "Check that 'tokenizer' belongs to the model; 'vocab_size' widens the range for padded models."
-VLLM_FIX = "Serve the model with vLLM 0.10.2 or newer, unmodified."
 LOGPROB_FIX = "Do not start it with --max-logprobs 0; for NeMo-RL's server set 'engine: chat_prefix'."
 ECHO_FIX = "Switch off prompt truncation and rewriting before it."
-NO_LOGPROBS = f"does not return log-probs of the sampled tokens.\n{LOGPROB_FIX}"
+PROXY_FIX = "Check that 'engines' names a vLLM server and not something before it."
+NO_LOGPROBS = "does not return log-probs of the sampled tokens."
+OTHER_PROMPT = "worked on other prompt ids than it was sent"
 
 CONTRACT = {
-    "id out of range": (
-        set_in(first, "token_ids", [10, 100, 2]),
-        f"token_ids has the id 100, outside of 0..99.\n{TOKENIZER_FIX}",
-    ),
-    "negative id": (
-        set_in(first, "token_ids", [-1, 11, 2]),
-        f"token_ids has the id -1, outside of 0..99.\n{TOKENIZER_FIX}",
-    ),
-    "bool id": (set_in(first, "token_ids", [True, 11, 2]), f"token_ids has True, which is no token id.\n{VLLM_FIX}"),
-    "float id": (set_in(first, "token_ids", [1.0, 11, 2]), f"token_ids has 1.0, which is no token id.\n{VLLM_FIX}"),
-    "text id": (set_in(first, "token_ids", ["1", 11, 2]), f"token_ids has '1', which is no token id.\n{VLLM_FIX}"),
-    "nested id": (
-        set_in(first, "token_ids", [nested(), 11, 2]),
-        f"token_ids has a list, which is no token id.\n{VLLM_FIX}",
-    ),
-    "ids are no list": (set_in(first, "token_ids", "abc"), f"token_ids is not a list.\n{VLLM_FIX}"),
-    "no ids": (
-        set_in(first, "token_ids", None),
-        "does not return token ids.\nServe the model with vLLM 0.10.2 or newer (return_token_ids).",
-    ),
-    "no tokens": (set_in(first, "token_ids", []), f"sampled no token at all.\n{VLLM_FIX}"),
-    "too many": (
-        set_in(first, "token_ids", [9] * 9),
-        f"sampled 9 tokens, 8 were requested.\n{VLLM_FIX}",
-    ),
-    "no log-probs": (set_in(first, "logprobs", None), NO_LOGPROBS),
-    "no token log-probs": (set_in(logprobs_of, "token_logprobs", None), NO_LOGPROBS),
-    "a missing log-prob": (set_in(logprobs_of, "token_logprobs", [-1.0, None, -1.0]), NO_LOGPROBS),
-    "too few log-probs": (
-        set_in(logprobs_of, "token_logprobs", [-1.0]),
-        f"returned 1 log-probs for 3 tokens.\n{VLLM_FIX}",
-    ),
-    "text log-prob": (
-        set_in(logprobs_of, "token_logprobs", ["-1", -1.0, -1.0]),
-        f"returned '-1' as a log-prob.\n{VLLM_FIX}",
-    ),
-    "bool log-prob": (
-        set_in(logprobs_of, "token_logprobs", [False, -1.0, -1.0]),
-        f"returned False as a log-prob.\n{VLLM_FIX}",
-    ),
-    "huge log-prob": (
-        set_in(logprobs_of, "token_logprobs", [-(10**400), -1.0, -1.0]),
-        f"returned {str(-(10**400))[:40]} as a log-prob.\n{VLLM_FIX}",
-    ),
-    "positive log-prob": (
-        set_in(logprobs_of, "token_logprobs", [0.5, -1.0, -1.0]),
-        f"returned a positive log-prob (0.5).\n{VLLM_FIX}",
-    ),
-    "NaN": (
-        set_in(logprobs_of, "token_logprobs", [float("nan"), -1.0, -1.0]),
-        "the answer is not JSON.\nCheck that 'engines' names a vLLM server and not something before it.",
-    ),
+    "id out of range": (ids([10, 100, 2]), "token_ids has the id 100, outside of 0..99.", TOKENIZER_FIX),
+    "negative id": (ids([-1, 11, 2]), "token_ids has the id -1, outside of 0..99.", TOKENIZER_FIX),
+    "bool id": (ids([True, 11, 2]), "token_ids has True, which is no token id."),
+    "float id": (ids([1.0, 11, 2]), "token_ids has 1.0, which is no token id."),
+    "text id": (ids(["1", 11, 2]), "token_ids has '1', which is no token id."),
+    "nested id": (ids([nested(900), 11, 2]), "token_ids has a list, which is no token id."),
+    "ids are no list": (ids("abc"), "token_ids is not a list."),
+    "no ids": (ids(None), "does not return token ids.", f"{VERSION_FIX} (return_token_ids)."),
+    "no tokens": (ids([]), "sampled no token at all."),
+    "too many": (ids([9] * 9), "sampled 9 tokens, 8 were requested."),
+    "no log-probs": (in_choice("logprobs", None), NO_LOGPROBS, LOGPROB_FIX),
+    "no token log-probs": (logprobs(None), NO_LOGPROBS, LOGPROB_FIX),
+    "a missing log-prob": (logprobs([-1.0, None, -1.0]), NO_LOGPROBS, LOGPROB_FIX),
+    "too few log-probs": (logprobs([-1.0]), "returned 1 log-probs for 3 tokens."),
+    "text log-prob": (logprobs(["-1", -1.0, -1.0]), "returned '-1' as a log-prob."),
+    "bool log-prob": (logprobs([False, -1.0, -1.0]), "returned False as a log-prob."),
+    "huge log-prob": (logprobs([-(10**400), -1.0, -1.0]), f"returned {str(-(10**400))[:40]} as a log-prob."),
+    "positive log-prob": (logprobs([0.5, -1.0, -1.0]), "returned a positive log-prob (0.5)."),
+    "NaN": (logprobs([float("nan"), -1.0, -1.0]), "the answer is not JSON.", PROXY_FIX),
     "other tokens": (
-        set_in(logprobs_of, "tokens", ["token_id:1", "token_id:11", "token_id:2"]),
-        f"returned log-probs of other tokens than it sampled.\n{VLLM_FIX}",
+        in_logprobs("tokens", ["token_id:1", "token_id:11", "token_id:2"]),
+        "returned log-probs of other tokens than it sampled.",
     ),
-    "another prompt": (
-        set_in(first, "prompt_token_ids", [5, 6]),
-        f"worked on other prompt ids than it was sent (2 instead of 3).\n{ECHO_FIX}",
-    ),
+    "another prompt": (in_choice("prompt_token_ids", [5, 6]), f"{OTHER_PROMPT} (2 instead of 3).", ECHO_FIX),
     "another id in the prompt": (
-        set_in(first, "prompt_token_ids", [5, 9, 7]),
-        f"worked on other prompt ids than it was sent (first at position 1: 9 instead of 6).\n{ECHO_FIX}",
+        in_choice("prompt_token_ids", [5, 9, 7]),
+        f"{OTHER_PROMPT} (first at position 1: 9 instead of 6).",
+        ECHO_FIX,
     ),
     "weight versions with a gap": (
-        set_in(first, "weight_versions", [{"version": "1", "start": 1, "end": 3}]),
-        f"returned weight_versions that do not follow each other.\n{VLLM_FIX}",
+        in_choice("weight_versions", [{"version": "1", "start": 1, "end": 3}]),
+        "returned weight_versions that do not follow each other.",
     ),
     "weight versions of too few tokens": (
-        set_in(first, "weight_versions", [{"version": "1", "start": 0, "end": 2}]),
-        f"returned the weight version of 2 of 3 tokens.\n{VLLM_FIX}",
+        in_choice("weight_versions", [{"version": "1", "start": 0, "end": 2}]),
+        "returned the weight version of 2 of 3 tokens.",
     ),
     "weight versions that are no objects": (
-        set_in(first, "weight_versions", [7]),
-        f"a span of weight_versions is not an object.\n{VLLM_FIX}",
+        in_choice("weight_versions", [7]),
+        "a span of weight_versions is not an object.",
     ),
-    "unknown end": (
-        set_in(first, "finish_reason", "bored"),
-        f"ended with finish_reason 'bored', which is not known.\n{VLLM_FIX}",
-    ),
-    "end is no text": (
-        set_in(first, "finish_reason", {"a": 1}),
-        f"ended with finish_reason a dict, which is not known.\n{VLLM_FIX}",
-    ),
-    "no choice": (lambda answer: answer.update(choices=[]), f"did not answer with exactly one choice.\n{VLLM_FIX}"),
-    "two choices": (
-        lambda answer: answer["choices"].append(first(answer)),
-        f"did not answer with exactly one choice.\n{VLLM_FIX}",
-    ),
-    "choice is no object": (lambda answer: answer.update(choices=[7]), f"its choice is not an object.\n{VLLM_FIX}"),
-    "a list": (lambda answer: [answer], f"the answer is not an object.\n{VLLM_FIX}"),
+    "unknown end": (in_choice("finish_reason", "bored"), "ended with finish_reason 'bored', which is not known."),
+    "end is no text": (in_choice("finish_reason", {"a": 1}), "ended with finish_reason a dict, which is not known."),
+    "no choice": (lambda answer: answer.update(choices=[]), "did not answer with exactly one choice."),
+    "two choices": (lambda answer: answer["choices"].append(first(answer)), "did not answer with exactly one choice."),
+    "choice is no object": (lambda answer: answer.update(choices=[7]), "its choice is not an object."),
+    "a list": (lambda answer: [answer], "the answer is not an object."),
 }
 
 
 @pytest.mark.parametrize("case", CONTRACT)
 async def test_a_broken_answer_is_refused(case):
-    mutate, message = CONTRACT[case]
+    mutate, what, *fix = CONTRACT[case]
     async with FakeVllm(mutate=mutate) as server:
         error = await failure(server)
     assert error.kind is FailureKind.ENGINE_CONTRACT
-    assert str(error) == f"engine {server.url}: {message}"
+    assert (error.what, error.fix) == (f"engine {server.url}: {what}", fix[0] if fix else VLLM_FIX)
 
 
 async def test_an_abort_may_come_without_tokens():
-    async with FakeVllm(ids=[], mutate=set_in(first, "finish_reason", "abort")) as server:
+    async with FakeVllm(ids=[], mutate=in_choice("finish_reason", "abort")) as server:
         result = await call(server)
     assert (result.token_ids, result.finish_reason) == ([], "abort")
 
@@ -222,58 +187,36 @@ LOAD_FIX = "Add engines, or lower the number of rollouts in RUN."
 KEY_FIX = "Name the variable with its key in 'api_key_env'."
 NAME_FIX = "Check 'engines' (they end in /v1), 'engine' (what kind they are), 'model' (their --served-model-name)."
 ADDRESS_FIX = "Check that it runs and that 'engines' names it."
-PROXY_FIX = "Check that 'engines' names a vLLM server and not something before it."
-LISTENER_FIX = "Check what listens at that address."
-UNREACHABLE, REFUSED = FailureKind.ENGINE_UNREACHABLE, FailureKind.ENGINE_REFUSED
+HASTE_FIX = "Raise 'request_seconds', or lower 'max_turn_tokens' or the load."
+UNREACHABLE, REFUSED, BROKEN = FailureKind.ENGINE_UNREACHABLE, FailureKind.ENGINE_REFUSED, FailureKind.ENGINE_CONTRACT
 
 STATUS = {
-    429: (FailureKind.ENGINE_OVERLOADED, f"overloaded or paused (HTTP 429).\n{LOAD_FIX}"),
-    503: (FailureKind.ENGINE_OVERLOADED, f"overloaded or paused (HTTP 503).\n{LOAD_FIX}"),
-    500: (UNREACHABLE, "broke on our request (HTTP 500: it broke).\nLook into the engine's log."),
-    400: (REFUSED, f"refused our request (HTTP 400: it broke).\n{SETTINGS_FIX}"),
-    401: (REFUSED, f"refused our request (HTTP 401: it broke).\n{KEY_FIX}"),
-    404: (REFUSED, f"refused our request (HTTP 404: it broke).\n{NAME_FIX}"),
-    302: (REFUSED, f"refused our request (HTTP 302: it broke).\n{SETTINGS_FIX}"),
-    "drop": (UNREACHABLE, f"dropped the connection.\n{ADDRESS_FIX}"),
-    "half": (UNREACHABLE, f"the connection broke (ClientPayloadError).\n{ADDRESS_FIX}"),
-    "garbage": (FailureKind.ENGINE_CONTRACT, f"the answer is not JSON.\n{PROXY_FIX}"),
-    "huge": (
-        FailureKind.ENGINE_CONTRACT,
-        "the answer is larger than 1056816 bytes.\nCheck what listens at that address.",
-    ),
+    429: (FailureKind.ENGINE_OVERLOADED, "overloaded or paused (HTTP 429).", LOAD_FIX),
+    503: (FailureKind.ENGINE_OVERLOADED, "overloaded or paused (HTTP 503).", LOAD_FIX),
+    500: (UNREACHABLE, "broke on our request (HTTP 500: it broke).", "Look into the engine's log."),
+    400: (REFUSED, "refused our request (HTTP 400: it broke).", SETTINGS_FIX),
+    401: (REFUSED, "refused our request (HTTP 401: it broke).", KEY_FIX),
+    404: (REFUSED, "refused our request (HTTP 404: it broke).", NAME_FIX),
+    302: (REFUSED, "refused our request (HTTP 302: it broke).", SETTINGS_FIX),
+    "drop": (UNREACHABLE, "dropped the connection.", ADDRESS_FIX),
+    "half": (UNREACHABLE, "the connection broke (ClientPayloadError).", ADDRESS_FIX),
+    "garbage": (BROKEN, "the answer is not JSON.", PROXY_FIX),
+    "huge": (BROKEN, "the answer is larger than 1056816 bytes.", "Check what listens at that address."),
+    "hang": (FailureKind.ENGINE_TIMEOUT, "no answer within 0.1 s.", HASTE_FIX),
+    "gone": (UNREACHABLE, "cannot connect (Connection refused).", ADDRESS_FIX),
 }
 
 
 @pytest.mark.parametrize("mode", STATUS)
 async def test_a_failing_server_has_its_kind_and_message(mode):
-    kind, message = STATUS[mode]
+    kind, what, fix = STATUS[mode]
     async with FakeVllm(mode=mode) as server:
-        error = await failure(server)
-    assert error.kind is kind
-    assert str(error) == f"engine {server.url}: {message}"
-
-
-async def test_a_server_that_is_not_there():
-    engine = VllmEngine("e", "http://127.0.0.1:1/v1", VllmOptions(**OPTIONS))
-    with pytest.raises(EngineError) as caught:
-        await engine.generate(request())
-    await engine.close()
-    assert caught.value.kind is FailureKind.ENGINE_UNREACHABLE
-    assert str(caught.value) == (
-        "engine http://127.0.0.1:1/v1: cannot connect (Connection refused).\n"
-        "Check that it runs and that 'engines' names it."
-    )
-
-
-async def test_a_server_that_hangs():
-    async with FakeVllm(mode="hang") as server:
-        error = await failure(server, request_seconds=0.1)
+        if mode == "gone":
+            server.url = "http://127.0.0.1:1/v1"
+        error = await failure(server, request_seconds=0.1 if mode == "hang" else 5.0)
         await server.running_is(0)  # the connection was closed
-    assert error.kind is FailureKind.ENGINE_TIMEOUT
-    assert str(error) == (
-        f"engine {server.url}: no answer within 0.1 s.\n"
-        "Raise 'request_seconds', or lower 'max_turn_tokens' or the load."
-    )
+    assert error.kind is kind
+    assert (error.what, error.fix) == (f"engine {server.url}: {what}", fix)
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0.5", 0.5), (None, None), ("soon", None), ("-1", None)])
@@ -284,63 +227,18 @@ async def test_retry_after_is_read(header, seconds):
     assert error.retry_after == seconds
 
 
-@pytest.mark.parametrize(
-    ("words", "context"),
-    [
-        ("This model's maximum context length is 64 tokens. However, ...", 64),
-        ("max_tokens=65 cannot be greater than max_model_len=64. Please request fewer output tokens.", 64),
-        ("max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", None),
-        ("This model's maximum context length is 0 tokens.", None),
-    ],
-    ids=["prompt", "answer", "brim", "none"],
-)
-async def test_what_does_not_fit_into_the_context_is_a_limit(words, context):
-    async with FakeVllm(mode=400, error=words) as server:
-        with pytest.raises(ContextExceeded) as caught:
-            await call(server)
-    assert (caught.value.limit, caught.value.max_model_len) == (Limit.TOKENS, context)
+STRANGE_MODELS = ([], {"data": 5}, {"data": [5]}, {"data": [{"id": "m", "max_model_len": "x"}]})
 
 
-async def test_the_engines_words_are_cut_and_cleaned():
-    async with FakeVllm(mode=400, error="bad\x1b[31m\r\n" + "x" * 5000) as server:
-        error = await failure(server)
-    assert len(str(error).splitlines()) == 2
-    assert "\x1b" not in str(error)
-    assert len(error.what) < 320
-
-
-async def test_an_abort_returns_what_was_sampled():
-    async with FakeVllm(mode="hang", ids=[10, 11, 12, 2]) as server:
-        engine = VllmEngine("e", server.url, VllmOptions(**OPTIONS))
-        one = request()
-        running = asyncio.create_task(engine.generate(one))
-        await server.running_is(1)
-        await engine.cancel(one.request_id)
-        result = await running
-        await engine.close()
-    assert (result.token_ids, result.finish_reason) == ([10, 11], "abort")
-    assert server.aborts == [f"cmpl-{one.request_id}-0"]
-
-
-@pytest.mark.parametrize("models", [[], {"data": 5}, {"data": [5]}, {"data": [{"id": "m", "max_model_len": "x"}]}])
-async def test_a_strange_model_list_is_only_a_missing_hint(models):
-    async with FakeVllm(models=models) as server:
-        engine = VllmEngine("e", server.url, VllmOptions(**OPTIONS))
+@pytest.mark.parametrize(("models", "context"), [(None, 4096), *((models, None) for models in STRANGE_MODELS)])
+async def test_a_strange_model_list_is_only_a_missing_hint(models, context):
+    async with FakeVllm(models=models) as server, opened(server) as engine:
         health = await engine.health()
-        await engine.close()
-    assert (health.ok, health.max_model_len) == (True, None)
-
-
-async def test_health_returns_the_context():
-    async with FakeVllm() as server:
-        engine = VllmEngine("e", server.url, VllmOptions(**OPTIONS))
-        assert (await engine.health()).max_model_len == 4096
-        await engine.close()
+    assert (health.ok, health.max_model_len) == (True, context)
 
 
 async def test_a_closed_engine_is_out_of_service():
-    async with FakeVllm() as server:
-        engine = VllmEngine("e", server.url, VllmOptions(**OPTIONS))
+    async with FakeVllm() as server, opened(server) as engine:
         await engine.close()
         with pytest.raises(EngineError, match="taken out of service"):
             await engine.generate(request())
@@ -356,77 +254,43 @@ async def test_an_impossible_count_of_cached_tokens_is_not_believed(count):
 
 
 async def test_a_model_that_is_not_served_is_logged_once_in_two_lines(caplog):
-    async with FakeVllm(models={"data": [{"id": "a", "max_model_len": 8}, {"id": "b"}]}) as server:
-        engine = VllmEngine("e", server.url, VllmOptions(**OPTIONS))
+    models = {"data": [{"id": "a", "max_model_len": 8}, {"id": "b"}]}
+    async with FakeVllm(models=models) as server, opened(server) as engine:
         for _ in range(2):
             assert await engine.health() == EngineHealth(
                 ok=True, unlisted_model=f"engine {server.url}: does not list model 'm' but a, b."
             )
-        await engine.close()
-    assert [record.getMessage().splitlines() for record in caplog.records] == [
-        [
-            f"engine {server.url} does not serve model 'm'.",
-            "It serves: a, b. Set 'inference.model' to one of these.",
-        ]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"engine {server.url} does not serve model 'm'.\nIt serves: a, b. Set 'inference.model' to one of these."
     ]
 
 
-async def with_engine(server, doing, **options):
-    engine = VllmEngine("e", server.url, VllmOptions(**{**OPTIONS, **options}), version=9)
-    try:
-        return await doing(engine)
-    finally:
-        await engine.close()
-
-
 LABELS = {"default": 9, "7": 7, "v7": 7, "step-7": 7, "step_7": 7, "Qwen2.5": 9, "abc": 9, "": 9, 7: 7, -7: 9, True: 9}
+MOST = 10**15 - 1
+"""The largest version that a record can hold."""
 
 
-@pytest.mark.parametrize("label", LABELS)
-def test_which_labels_are_versions(label):
-    span = [{"version": label, "start": 0, "end": 2}]
-    assert VllmDialect("http://h/v1", VllmOptions(**BASIC)).validator.token_versions(span, 2, 9) == [LABELS[label]] * 2
+@pytest.mark.parametrize(("label", "version"), [*LABELS.items(), (MOST, MOST), (MOST + 1, 9)])
+def test_which_labels_are_versions(label, version):
+    assert VllmDialect(URL, VllmOptions(**BASIC)).validator.token_versions([span(label)], 3, 9) == [version] * 3
 
 
-async def test_an_update_in_the_middle_of_a_call_is_on_its_tokens():
-    spans = [{"version": "step-1", "start": 0, "end": 2}, {"version": "step-2", "start": 2, "end": 3}]
-    async with FakeVllm(release="0.33", mutate=set_in(first, "weight_versions", spans)) as server:
-        result = await with_engine(server, lambda engine: engine.generate(request()))
-    assert result.versions == [1, 1, 2]
-
-
-async def test_the_pools_version_holds_where_the_server_reports_none():
-    async with FakeVllm(release="0.32", label="step-3") as server:
-        result = await with_engine(server, lambda engine: engine.generate(request()))
-    assert result.versions == [9, 9, 9]
-
-
-async def test_a_paused_0_33_is_overloaded_at_once():
-    async with FakeVllm(release="0.33", paused=True) as server:
-        error = await failure(server)
-    assert isinstance(error, EngineOverloaded)
-
-
-async def test_a_paused_0_32_is_overloaded_once_the_wait_is_over():
-    async with FakeVllm(release="0.32", paused=True) as server:
-        error = await failure(server, request_seconds=0.1)
+async def test_a_paused_0_32_is_overloaded_once_the_wait_is_over_and_not_well():
+    async with FakeVllm(release="0.32", paused=True) as server, opened(server, request_seconds=0.1) as engine:
+        with pytest.raises(EngineOverloaded) as caught:
+            await engine.generate(request())
         await server.running_is(0)
-    assert isinstance(error, EngineOverloaded)
-    assert str(error) == (
+        health = await engine.health()
+    assert str(caught.value) == (
         f"engine {server.url}: is paused and answers nothing.\n"
         "Resume it, or take it out of the pool while it is paused."
     )
-
-
-async def test_a_paused_server_is_not_well():
-    async with FakeVllm(paused=True) as server:
-        health = await with_engine(server, lambda engine: engine.health())
     assert (health.ok, health.detail) == (False, f"engine {server.url}: is paused or not ready.")
 
 
 async def test_a_probe_reads_the_prompts_own_tokens():
-    async with FakeVllm() as server:
-        probed = await with_engine(server, lambda engine: engine.probe_logprobs([5, 6, 7]))
+    async with FakeVllm() as server, opened(server) as engine:
+        probed = await engine.probe_logprobs([5, 6, 7])
     assert probed == [-3.0, -3.5]
     body = server.bodies[0]
     assert (body["max_tokens"], body["prompt_logprobs"], body["prompt"]) == (1, 1, [5, 6, 7])
@@ -436,16 +300,16 @@ async def test_a_probe_reads_the_prompts_own_tokens():
     "entries", [None, [], [None], [None, {}, {}], [None, {"6": {}}, {"7": {"logprob": "x"}}], [None, 5, 6], "abc"]
 )
 async def test_a_broken_probe_is_refused(entries):
-    async with FakeVllm(mutate=set_in(first, "prompt_logprobs", entries)) as server:
+    async with FakeVllm(mutate=in_choice("prompt_logprobs", entries)) as server, opened(server) as engine:
         with pytest.raises(EngineError) as caught:
-            await with_engine(server, lambda engine: engine.probe_logprobs([5, 6, 7]))
+            await engine.probe_logprobs([5, 6, 7])
     assert caught.value.kind is FailureKind.ENGINE_CONTRACT
 
 
 async def test_a_server_without_development_routes_reports_what_is_missing():
-    async with FakeVllm(development=False) as server:
+    async with FakeVllm(development=False) as server, opened(server) as engine:
         with pytest.raises(EngineError) as caught:
-            await with_engine(server, lambda engine: engine.reset_prefix_cache())
+            await engine.reset_prefix_cache()
     assert str(caught.value) == (
         f"engine {server.url}: has no /reset_prefix_cache.\n"
         "Start vLLM with VLLM_SERVER_DEV_MODE=1, on a private address."
@@ -457,7 +321,7 @@ EXPERTS = [[[0, 1]], [[2, 3]], [[1, 0]]]
 
 @pytest.mark.parametrize(("wanted", "kept"), [(True, EXPERTS), (False, None)])
 async def test_routed_experts_pass_through_when_they_are_wanted(wanted, kept):
-    async with FakeVllm(mutate=set_in(first, "routed_experts", EXPERTS)) as server:
+    async with FakeVllm(mutate=in_choice("routed_experts", EXPERTS)) as server:
         assert (await call(server, record_routed_experts=wanted)).routed_experts == kept
 
 
@@ -470,19 +334,57 @@ async def test_raw_logprobs_away_from_temperature_1_are_refused_where_the_pool_r
     assert len(server.bodies) == 1
 
 
+@pytest.mark.parametrize("changes", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 20}, {"temperature": 0.0}])
+def test_raw_logprobs_of_another_distribution_are_refused_when_asked(changes):
+    rule = LogprobRule("policy", require_processed_logprobs=True)
+    with pytest.raises(EngineError, match="raw log-probs are not those of sampling at temperature") as caught:
+        rule.check(request(**changes), "raw", URL)
+    assert caught.value.kind is FailureKind.ENGINE_REFUSED
+
+
 @pytest.mark.parametrize(
-    ("spans", "reported"),
-    [
-        ([{"version": "step-4", "start": 0, "end": 3}], True),
-        ([{"version": "default", "start": 0, "end": 3}], False),
-        (None, False),
-        ([], False),
-    ],
+    ("changes", "kind"),
+    [({}, "raw"), ({"temperature": 0.7}, "processed"), ({"temperature": 0.0, "priority": 1}, "raw")],
+    ids=["plain sampling", "processed", "evaluation"],
 )
-async def test_versions_are_reported_only_if_the_engine_names_its_weights(spans, reported):
-    async with FakeVllm(release="0.33", mutate=set_in(first, "weight_versions", spans)) as server:
-        result = await with_engine(server, lambda engine: engine.generate(request()))
-    assert result.versions_reported is reported
+def test_what_is_right_or_not_learnt_from_passes(changes, kind, caplog):
+    LogprobRule("policy", require_processed_logprobs=True).check(request(**changes), kind, URL)
+    assert not caplog.records
+
+
+def test_a_pool_is_warned_once(caplog):
+    caplog.set_level(logging.WARNING)
+    rule = LogprobRule("policy")
+    for address in (URL, "http://other/v1"):
+        rule.check(request(temperature=0.5), "raw", address)
+    (record,) = caplog.records
+    assert record.getMessage().splitlines() == [
+        "pool policy, engine http://h/v1: its raw log-probs are not those of sampling at temperature 0.5, top_p 1, "
+        "top_k -1.",
+        "Start it with --logprobs-mode processed_logprobs and set 'logprob_kind: processed', or sample at "
+        "temperature 1.",
+    ]
+
+
+def span(label, start=0, end=3):
+    return {"version": label, "start": start, "end": end}
+
+
+@pytest.mark.parametrize(
+    ("spans", "versions", "reported"),
+    [
+        ([span("step-1", 0, 2), span("step-2", 2)], [1, 1, 2], True),
+        ([span("step-4")], [4, 4, 4], True),
+        ([span("default")], [9, 9, 9], False),
+        (None, [9, 9, 9], False),
+        ([], [9, 9, 9], False),
+    ],
+    ids=["an update in the middle", "one", "default", "none", "no spans"],
+)
+async def test_versions_are_reported_only_if_the_engine_names_its_weights(spans, versions, reported):
+    async with FakeVllm(release="0.33", mutate=in_choice("weight_versions", spans)) as server, opened(server) as engine:
+        result = await engine.generate(request())
+    assert (result.versions, result.versions_reported) == (versions, reported)
 
 
 @pytest.mark.parametrize("session", ["a\n", "a\r\nX-Other: 1", "\0", "a" * 9000, "\ud800", "é b"])
@@ -493,19 +395,13 @@ async def test_a_session_by_any_name_takes_no_engine_down(session):
     assert "x-other" not in server.headers[0]
 
 
-def test_a_version_that_no_record_can_hold_is_a_mere_label():
-    assert parse_version_label(10**15) is None
-    assert parse_version_label(10**15 - 1) == 10**15 - 1
-
-
 def test_names_of_models_write_no_lines_of_the_log(caplog):
     ModelList("e", "m").read_health(b'{"data": [{"id": "x\\n12:00:00 error   forged\\u001b[31m"}]}')
     assert "12:00:00 error forged [31m" in caplog.messages[0].splitlines()[1]
 
 
 async def test_experts_that_no_record_can_hold_are_a_broken_contract():
-    deep = json.loads("[" * 300 + "]" * 300)
-    async with FakeVllm(mutate=set_in(first, "routed_experts", deep)) as server:
+    async with FakeVllm(mutate=in_choice("routed_experts", nested(300))) as server:
         error = await failure(server, record_routed_experts=True)
     assert error.kind is FailureKind.ENGINE_CONTRACT
     assert "nested too deeply" in str(error)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from token_codecs import ALL, BOUNDED, codec
 
-from prorl_gym.inference.tokens.incremental_decoder import IncrementalDecoder
+from prorl_gym.inference.tokens.tokenizer import IncrementalDecoder
 
 
 def decoder(chat):

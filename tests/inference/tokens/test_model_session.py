@@ -3,49 +3,23 @@ import threading
 from dataclasses import replace
 
 import pytest
+from harness_play import said
+from model_talk import CALL, RESULT, Talk
 from token_codecs import BOTH, TOOLS, codec
 
 from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached, TaskError
-from prorl_gym.inference.balance.engine_pool import EnginePool
-from prorl_gym.inference.balance.health_monitor import FailoverOptions
-from prorl_gym.inference.engine_errors import ContextExceeded
-from prorl_gym.inference.tokens.model_session import ModelSession
+from prorl_gym.inference.protocol import ContextExceeded
+from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.turn import derive_seed
 from prorl_gym.records import Message
-from prorl_gym.settings import RolloutSettings, resolve_settings
-from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply, scripted_replies
+from prorl_gym.testing.inference.fake_engine import Reply
 
 TASK = [Message(role="user", content="What is 2 + 2?")]
-RESULT = [Message(role="tool", content="4", tool_call_id="c", name="calc")]
-CALL = '<tool_call>\n{"name": "calc", "arguments": {"term": "2 + 2"}}\n</tool_call>'
-
-
-class Talk:
-    """A session over one scripted engine."""
-
-    def __init__(self, script, name="small", max_model_len=None, **settings):
-        self.codec = codec(name)
-        self.engine = FakeEngine("e", script if callable(script) else scripted_replies(script))
-        self.pool = EnginePool("policy", failover=FailoverOptions(recovery_seconds=0.1), max_model_len=max_model_len)
-        self.pool.add_engine(self.engine)
-        self.session = ModelSession(
-            self.pool, self.codec, resolve_settings(RolloutSettings(**settings)), rollout_id="r", replica=1
-        )
-
-    @property
-    def segment(self):
-        (segment,) = self.session.segments()
-        return segment
-
-
-def said(text, name="small", end=True):
-    ids = codec(name).tokenizer.encode_trusted(text)
-    return Reply((*ids, codec(name).terminator_id) if end else tuple(ids))
 
 
 @pytest.mark.parametrize("name", BOTH)
 async def test_a_rollout_of_two_turns(name):
-    talk = Talk([said(f"I calculate.\n{CALL}", name), said("It is 4.", name)], name)
+    talk = Talk([f"I calculate.\n{CALL}", "It is 4."], name)
     first = await talk.session.start_conversation(TASK, TOOLS)
     assert (first.text, first.finish_reason, first.parse_errors) == ("I calculate.", "stop", ())
     (call,) = first.tool_calls
@@ -59,7 +33,7 @@ async def test_a_rollout_of_two_turns(name):
 
 
 async def test_the_engine_is_asked_with_the_settings():
-    talk = Talk([said("x")], temperature=0.5, top_p=0.9, top_k=7, stop_token_ids=(9,), seed=1, max_turn_tokens=33)
+    talk = Talk(["x"], temperature=0.5, top_p=0.9, top_k=7, stop_token_ids=(9,), seed=1, max_turn_tokens=33)
     await talk.session.start_conversation(TASK, TOOLS)
     (asked,) = talk.engine.requests
     assert (asked.temperature, asked.top_p, asked.top_k, asked.max_tokens) == (0.5, 0.9, 7, 33)
@@ -69,16 +43,8 @@ async def test_the_engine_is_asked_with_the_settings():
     assert talk.segment.generations[0].seed == asked.seed
 
 
-async def test_a_malformed_call_is_a_complaint():
-    talk = Talk([said("<tool_call>oops</tool_call>")])
-    turn = await talk.session.start_conversation(TASK, TOOLS)
-    assert (turn.text, turn.tool_calls) == ("", ())
-    assert len(turn.parse_errors) == 1
-    assert turn.raw_text == "<tool_call>oops</tool_call>"
-
-
 async def test_turns_are_limited():
-    talk = Talk([said("a"), said("b")], max_turns=1)
+    talk = Talk(["a", "b"], max_turns=1)
     await talk.session.start_conversation(TASK, TOOLS)
     with pytest.raises(LimitReached) as caught:
         await talk.session.respond(RESULT)
@@ -86,23 +52,12 @@ async def test_turns_are_limited():
     assert len(talk.engine.requests) == 1
 
 
-async def test_tokens_are_limited_and_nothing_is_appended_beyond():
-    prompt = len(codec("small").encode_prompt(TASK, TOOLS))
-    talk = Talk([said("one two three")], max_tokens=prompt + 12)
-    await talk.session.start_conversation(TASK, TOOLS)
-    before = talk.segment.token_ids
-    with pytest.raises(LimitReached) as caught:
-        await talk.session.respond(RESULT)
-    assert caught.value.limit is Limit.TOKENS
-    assert talk.segment.token_ids == before
-
-
 async def test_a_call_never_asks_for_more_than_fits():
     prompt = len(codec("small").encode_prompt(TASK, TOOLS))
-    talk = Talk([said("x")], max_tokens=prompt + 5)
+    talk = Talk(["x"], max_tokens=prompt + 5)
     await talk.session.start_conversation(TASK, TOOLS)
     assert talk.engine.requests[0].max_tokens == 5
-    talk = Talk([said("x")], max_model_len=prompt + 3)
+    talk = Talk(["x"], max_model_len=prompt + 3)
     await talk.session.start_conversation(TASK, TOOLS)
     assert talk.engine.requests[0].max_tokens == 3
 
@@ -119,8 +74,11 @@ async def test_the_last_token_that_fits_is_used():
     assert len(talk.segment.token_ids) == used + 1 + delta + 1
     talk = Talk(script, max_tokens=used + 1 + delta, max_turn_tokens=2)
     await talk.session.start_conversation(TASK, TOOLS)
-    with pytest.raises(LimitReached):
+    before = talk.segment.token_ids
+    with pytest.raises(LimitReached) as caught:
         await talk.session.respond(RESULT)
+    assert caught.value.limit is Limit.TOKENS
+    assert talk.segment.token_ids == before
 
 
 async def test_a_first_prompt_that_does_not_fit_is_the_tasks_fault():
@@ -138,7 +96,7 @@ async def test_a_first_prompt_that_does_not_fit_is_the_tasks_fault():
 
 async def test_an_engine_with_a_smaller_context_is_asked_for_less():
     length = len(codec("small").encode_prompt(TASK, TOOLS))
-    talk = Talk([ContextExceeded(length + 4), said("x")])
+    talk = Talk([ContextExceeded(length + 4), "x"])
     assert (await talk.session.start_conversation(TASK, TOOLS)).text == "x"
     assert [asked.max_tokens for asked in talk.engine.requests] == [4096, 4]
 
@@ -152,7 +110,7 @@ async def test_an_engine_whose_context_cannot_hold_the_prompt(max_model_len):
 
 
 async def test_a_later_turn_that_the_engine_cannot_hold_is_a_limit():
-    talk = Talk([said("x"), ContextExceeded(None)])
+    talk = Talk(["x", ContextExceeded(None)])
     await talk.session.start_conversation(TASK, TOOLS)
     with pytest.raises(LimitReached) as caught:
         await talk.session.respond(RESULT)
@@ -186,6 +144,7 @@ async def test_an_engine_that_only_aborts_is_given_up():
     with pytest.raises(EngineError) as caught:
         await talk.session.start_conversation(TASK, TOOLS)
     assert caught.value.kind is FailureKind.ENGINE_OVERLOADED
+    assert talk.segment.token_ids == talk.codec.encode_prompt(TASK, TOOLS)
     assert talk.segment.mask == [0] * len(talk.segment.token_ids)
 
 
@@ -216,35 +175,15 @@ async def test_a_cancelled_rollout_that_waits_for_an_engine_ends_at_once():
     await talk.pool.close()
 
 
-async def test_a_failed_engine_leaves_the_prompt_in_the_record():
-    talk = Talk(lambda request: EngineError(FailureKind.ENGINE_REFUSED, "no"))
-    with pytest.raises(EngineError):
-        await talk.session.start_conversation(TASK, TOOLS)
-    assert talk.segment.token_ids == talk.codec.encode_prompt(TASK, TOOLS)
-
-
-async def test_closing_gives_up_the_place_on_the_engine():
-    class Policy:
-        def __init__(self):
-            self.forgotten = []
-
-        def choose(self, request, healthy):
-            return healthy[0]
-
-        def release(self, request, engine, *, failed):
-            return None
-
-        def forget_session(self, session_id):
-            self.forgotten.append(session_id)
-
-    policy = Policy()
-    pool = EnginePool("policy", balance_policy=policy)
-    ModelSession(pool, codec("small"), resolve_settings(), rollout_id="r").close()
-    assert policy.forgotten == ["r"]
+async def test_closing_gives_up_the_place_on_the_engine(monkeypatch):
+    talk, forgotten = Talk([]), []
+    monkeypatch.setattr(talk.pool, "forget_session", forgotten.append)
+    talk.session.close()
+    assert forgotten == ["r"]
 
 
 async def test_a_session_starts_once():
-    talk = Talk([said("x"), said("y")])
+    talk = Talk(["x", "y"])
     await talk.session.start_conversation(TASK, TOOLS)
     with pytest.raises(RuntimeError, match="started already"):
         await talk.session.start_conversation(TASK, TOOLS)
@@ -271,39 +210,38 @@ async def test_tokens_of_a_call_that_ends_in_the_moment_of_the_cancel_are_kept()
     assert talk.segment.token_ids[-4:] == [10, 11, 12, 13]
 
 
-async def test_a_long_first_prompt_does_not_hold_the_event_loop(monkeypatch):
-    talk = Talk([said("x")])
-    encode, threads = talk.codec.encode_prompt, []
+async def test_long_texts_do_not_hold_the_event_loop(monkeypatch):
+    on_main_thread, long = [], "a word " * 10_000
 
-    def watched(messages, tools):
-        threads.append(threading.current_thread())
-        return encode(messages, tools)
+    def watched(encode):
+        def watch(*args):
+            on_main_thread.append(threading.current_thread() is threading.main_thread())
+            return encode(*args)
 
-    monkeypatch.setattr(talk.codec, "encode_prompt", watched)
-    await talk.session.start_conversation([Message(role="user", content="a word " * 1000)], TOOLS)
+        return watch
+
+    for name in ("encode_prompt", "encode_delta"):
+        monkeypatch.setattr(ChatCodec, name, watched(getattr(ChatCodec, name)))
+    talk = Talk(["x", "y", "z"], max_tokens=100_000)
+    await talk.session.start_conversation(TASK, TOOLS)
+    await talk.session.respond(RESULT)
+    await talk.session.respond([RESULT[0].model_copy(update={"content": long})])
     with pytest.raises(TaskError):
-        await Talk([], max_tokens=10).session.start_conversation(
-            [Message(role="user", content="a word " * 10_000)], TOOLS
-        )
-    short, long = threads
-    assert short is threading.main_thread()
-    assert long is not threading.main_thread()
+        await Talk([], max_tokens=10).session.start_conversation([Message(role="user", content=long)], TOOLS)
+    assert on_main_thread == [True, True, False, False]
 
 
-async def test_pauses_are_no_faults_of_the_engine():
+async def test_pauses_are_no_faults_of_the_engine(monkeypatch):
     """Far more aborts than an engine would be forgiven, all of them ours."""
-
-    class Cut(EnginePool):
-        async def generate(self, request):
-            result = await super().generate(request)
-            return replace(result, aborted_by_pause=result.finish_reason == "abort")
-
     whole = said("one two three four five six seven eight nine ten eleven twelve").token_ids
     talk = Talk([*(Reply(whole[n : n + 1], "abort") for n in range(11)), Reply(whole[11:])])
-    pool = Cut("policy")
-    pool.add_engine(talk.engine)
-    session = ModelSession(pool, talk.codec, resolve_settings(), rollout_id="r")
-    turn = await session.start_conversation(TASK, TOOLS)
+    generate = talk.pool.generate
+
+    async def cut_by_pause(request):
+        result = await generate(request)
+        return replace(result, aborted_by_pause=result.finish_reason == "abort")
+
+    monkeypatch.setattr(talk.pool, "generate", cut_by_pause)
+    turn = await talk.session.start_conversation(TASK, TOOLS)
     assert turn.text == "one two three four five six seven eight nine ten eleven twelve"
-    (segment,) = session.segments()
-    assert segment.token_ids[-len(whole) :] == list(whole)
+    assert talk.segment.token_ids[-len(whole) :] == list(whole)

@@ -55,7 +55,6 @@ def reply(name, ids, how):
 
 
 async def play(name, turns, thinking="keep"):
-    """Play a rollout; return the requests and the segments."""
     script = []
     for (ids, how), _ in turns:
         script.append(reply(name, ids, how))

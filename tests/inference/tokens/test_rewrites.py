@@ -8,13 +8,7 @@ import pytest
 from harness_play import SYSTEM, TASK, Play, assistant, result, said, shown, tool_call, user
 from token_codecs import ROOT
 
-from prorl_gym.inference.tokens.rewrites import (
-    CALL_REWRITES,
-    EQUAL_FORMS,
-    VOLATILE_TEXT,
-    CallRestorer,
-    stable_text,
-)
+from prorl_gym.inference.tokens.rewrites import CALL_REWRITES, EQUAL_FORMS, VOLATILE_TEXT, HistoryReader, stable_text
 from prorl_gym.records import BranchCause, Message, ToolCall
 
 START = (SYSTEM, TASK)
@@ -22,7 +16,6 @@ THOUGHT = "<think>\nHm.\n</think>\n\nI look."
 
 
 async def placed(sampled, change, *, then="4"):
-    """Place a call whose history shows the first turn changed; return what was recorded."""
     play = Play([said(sampled), said("On.")])
     one = await play.ask(*START)
     results = [result(call, then) for call in one.parsed.calls] or [user("on")]
@@ -92,16 +85,16 @@ async def test_any_other_change_is_a_branch(sampled, change):
 )
 def test_arguments_that_are_no_json_are_known_by_the_id_of_their_call(arguments, shown_arguments, name):
     """Our own parsers give only JSON; an engine that answers in text may give anything."""
-    restorer = CallRestorer()
+    reader = HistoryReader()
     sampled = ToolCall(id="call_0_0", name="edit", arguments=arguments)
-    restorer.add_calls([sampled])
+    reader.add_calls([sampled])
     turn = Message(
         role="assistant", content="", tool_calls=(sampled.model_copy(update={"arguments": shown_arguments}),)
     )
-    ((restored,), names) = restorer.restore([turn])
+    ((restored,), names) = reader.restore([turn])
     assert (restored.tool_calls, names) == ((sampled,), frozenset({name}))
     other = turn.model_copy(update={"tool_calls": (sampled.model_copy(update={"name": "calc", "arguments": "{}"}),)})
-    assert restorer.restore([other]) == ([other], frozenset())
+    assert reader.restore([other]) == ([other], frozenset())
 
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.330.{};\n"

@@ -32,10 +32,6 @@ BROKEN = {
 }
 
 
-def test_the_right_template_passes():
-    assert load_codec("small").terminator == "<|im_end|>"
-
-
 @pytest.mark.parametrize("case", BROKEN)
 def test_an_unsafe_template_is_refused_with_the_reason(case, tmp_path):
     text, reason = BROKEN[case]
@@ -47,7 +43,8 @@ def test_an_unsafe_template_is_refused_with_the_reason(case, tmp_path):
     assert caught.value.kind is FailureKind.TEMPLATE_UNSAFE
     assert reason in caught.value.what
     assert "chat template of small:" in caught.value.what
-    assert caught.value.fix.startswith("Set 'chat_template'")
+    fix = "Set 'chat_template' to one whose turns are only ever appended, each closed by one control token."
+    assert caught.value.fix == fix
 
 
 def test_control_tokens_that_swallow_blanks_are_refused(tmp_path):
@@ -58,23 +55,6 @@ def test_control_tokens_that_swallow_blanks_are_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
     with pytest.raises(EngineError, match="tokens merge across the end of a turn"):
         load_codec(str(tmp_path))
-
-
-def test_the_message_is_two_lines(tmp_path):
-    template = tmp_path / "template.jinja"
-    template.write_text(BROKEN["no terminator"][0])
-    with pytest.raises(EngineError) as caught:
-        load_codec("small", template)
-    assert str(caught.value) == (
-        "chat template of small: an assistant turn does not end in a control token.\n"
-        "Set 'chat_template' to one whose turns are only ever appended, each closed by one control token."
-    )
-
-
-def test_a_missing_tokenizer_is_named(tmp_path):
-    for source in (str(tmp_path / "nowhere"), "./nowhere", ""):
-        with pytest.raises(ConfigError, match="no such directory"):
-            load_codec(source)
 
 
 def test_a_directory_that_holds_no_tokenizer_is_named(tmp_path):

@@ -48,18 +48,6 @@ def test_what_is_exported_is_what_was_sent_and_sampled():
     assert (segment.temperature, segment.top_p, segment.top_k, segment.logprob_kind) == (0.7, 0.9, 5, "processed")
 
 
-def test_a_turn_cut_by_length_is_closed_without_loss():
-    tokens = stream()
-    tokens.append_unsampled([5])
-    tokens.append_sampled(sampled([7], "length"), turn=0)
-    assert tokens.is_open
-    assert tokens.added_length([8]) == 2
-    tokens.append_unsampled([8])
-    (segment,) = tokens.export_segments()
-    assert (segment.token_ids, segment.mask) == ([5, 7, END, 8], [0, 1, 0, 0])
-    assert not tokens.is_open
-
-
 def test_another_end_token_is_kept_and_the_turn_is_closed():
     tokens = stream()
     tokens.append_unsampled([5])
@@ -73,21 +61,6 @@ def test_what_was_sampled_after_the_end_is_cut():
     tokens.append_unsampled([5])
     assert tokens.append_sampled(sampled([7, END, 9, END]), turn=0) == [7, END]
     assert tokens.export_segments()[0].token_ids == [5, 7, END]
-
-
-def test_an_aborted_turn_goes_on_where_it_was():
-    tokens = stream()
-    tokens.append_unsampled([5])
-    tokens.append_sampled(sampled([7], "abort"), turn=0)
-    assert list(tokens.record_sent()) == [5, 7]
-    tokens.append_sampled(sampled([8, END]), turn=0)
-    (segment,) = tokens.export_segments()
-    assert segment.token_ids == [5, 7, 8, END]
-    assert [g.turn for g in segment.generations] == [0, 0]
-
-
-def test_nothing_is_exported_before_there_is_a_prompt():
-    assert stream().export_segments() == []
 
 
 def test_a_result_with_unequal_lists_is_a_defect():

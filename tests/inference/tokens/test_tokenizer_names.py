@@ -12,15 +12,6 @@ KEYS = "Set 'inference.tokenizer' (in NeMo Gym: +prorl_tokenizer=DIR; on the com
 UNKNOWN = "tokenizer '{}': not 'small', no directory, no 'owner/name' on a hub."
 
 
-@pytest.fixture
-def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str) -> bool:
-        raise AssertionError(f"the hub was asked for {name}")
-
-    monkeypatch.setattr(module, "is_reachable", refuse)
-
-
-@pytest.mark.usefixtures("no_hub")
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
@@ -30,7 +21,10 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", ["tokenizer '': no such directory.", KEYS]),
     ],
 )
-def test_what_cannot_be_on_a_hub_is_refused_without_asking_one(name: str, lines: list[str]) -> None:
+def test_what_cannot_be_on_a_hub_is_refused_without_asking_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, lines: list[str]
+) -> None:
+    monkeypatch.setattr(module, "is_reachable", pytest.fail)
     with pytest.raises(ConfigError) as caught:
         load_tokenizer(name)
     assert str(caught.value).splitlines() == lines
@@ -39,10 +33,7 @@ def test_what_cannot_be_on_a_hub_is_refused_without_asking_one(name: str, lines:
 def test_hub_that_is_not_there_is_one_message(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def silent(name: str) -> bool:
-        return False
-
-    monkeypatch.setattr(module, "is_reachable", silent)
+    monkeypatch.setattr(module, "is_reachable", lambda name: False)
     with pytest.raises(ConfigError) as caught:
         load_tokenizer("nobody/no-such-model-anywhere")
     assert str(caught.value).splitlines() == [

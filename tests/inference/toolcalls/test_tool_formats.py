@@ -11,10 +11,8 @@ from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.tokens.chat_codec import choose_parser
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.inference.tokens.tokenizer import SMALL_DIRECTORY, load_tokenizer
-from prorl_gym.inference.toolcalls.formats import known_parsers
-from prorl_gym.inference.toolcalls.protocol import MAX_CALLS, ParsedCall
-from prorl_gym.inference.toolcalls.response_template import MAX_CHARACTERS, ResponseTemplateParser
-from prorl_gym.inference.toolcalls.turn_parsing import parse_turn
+from prorl_gym.inference.toolcalls.formats import MAX_CHARACTERS, ResponseTemplateParser, known_parsers
+from prorl_gym.inference.toolcalls.turn_parsing import MAX_CALLS, ParsedCall, parse_turn
 
 CORPUS = [json.loads(line) for line in Path(__file__).with_name("broken_calls.jsonl").read_text().splitlines()]
 KNOWN = known_parsers()
@@ -51,6 +49,10 @@ CALL = ParsedCall("bash", '{"command": "ls"}')
 def arguments(form, text):
     (call,) = KNOWN[form].parse(text, BASH).calls
     return json.loads(call.arguments)
+
+
+def hermes(written):
+    return f'<tool_call>{{"name": "bash", "arguments": {written}}}</tool_call>'
 
 
 def xml(**values):
@@ -90,6 +92,34 @@ def test_thoughts_are_not_acts(form):
 def test_a_quoted_end_of_thoughts_hides_no_call():
     text = '<tool_call>{"name": "bash", "arguments": {"command": "echo </think>"}}</tool_call>'
     assert len(parse_turn(KNOWN["hermes"], text, BASH).calls) == 1
+
+
+def test_a_string_may_quote_the_tags():
+    command = "echo '</tool_call>' '<tool_call>'"
+    assert arguments("hermes", hermes(json.dumps({"command": command}))) == {"command": command}
+
+
+def test_unicode_arguments_stay_readable():
+    (call,) = KNOWN["hermes"].parse(hermes('{"x": "é√"}'), ()).calls
+    assert call.arguments == '{"x": "é√"}'
+
+
+def test_a_broken_call_does_not_hide_its_neighbours():
+    right = RIGHT["hermes"]
+    parsed = KNOWN["hermes"].parse(f"a<tool_call>nonsense</tool_call>b{right}c<tool_call>more{right}", ())
+    assert (parsed.text, parsed.calls, len(parsed.parse_errors)) == ("abc", (CALL, CALL), 2)
+
+
+@pytest.mark.parametrize("depth", [101, 2000, 9000, 50_000])
+def test_arguments_that_are_nested_too_deep_are_a_complaint(depth):
+    assert KNOWN["hermes"].parse(hermes('{"a":' * 99 + "1" + "}" * 99), ()).calls
+    parsed = KNOWN["hermes"].parse(hermes('{"a":' * depth + "1" + "}" * depth), ())
+    assert not parsed.calls
+    assert "nested too deeply" in parsed.parse_errors[0]
+
+
+def test_a_number_of_any_length_is_a_complaint():
+    assert len(KNOWN["hermes"].parse(hermes('{"x": ' + "9" * 5000 + "}"), ()).parse_errors) == 1
 
 
 def test_blanks_between_thoughts_and_speech_stay():
@@ -155,6 +185,9 @@ def test_floods_are_cut(form):
     flood = RIGHT[form] * 50 if form != "nemotron" else f"<TOOLCALL>[{', '.join(['{}'] * 50)}]</TOOLCALL>"
     parsed = KNOWN[form].parse(flood, BASH)
     assert len(parsed.calls) + len(parsed.parse_errors) <= MAX_CALLS + 1
+    if form == "hermes":
+        assert len(parsed.calls) == MAX_CALLS
+        assert parsed.parse_errors == (f"More than {MAX_CALLS} tool calls in one turn: the rest was ignored.",)
 
 
 HOSTILE = [
@@ -214,20 +247,11 @@ def test_the_form_is_found_in_the_template(name):
     assert codec(name).parser.name == wanted
 
 
-def test_a_named_form_wins():
-    assert load_codec("small", tool_format="nemotron").parser.name == "nemotron"
-
-
-def _template(tmp_path, old, new):
-    text = (SMALL_DIRECTORY / "chat_template.jinja").read_text()
-    assert old in text
-    path = tmp_path / "template.jinja"
-    path.write_text(text.replace(old, new))
-    return path
-
-
 def test_a_form_without_a_parser_is_refused(tmp_path):
-    template = _template(tmp_path, '<tool_call>\\n{"name": \' +', '<call>\\n{"name": \' +')
+    text, opening = (SMALL_DIRECTORY / "chat_template.jinja").read_text(), '<tool_call>\\n{"name": \' +'
+    assert opening in text
+    template = tmp_path / "template.jinja"
+    template.write_text(text.replace(opening, opening.replace("tool_call", "call")))
     with pytest.raises(EngineError) as caught:
         load_codec("small", template)
     assert caught.value.kind is FailureKind.TEMPLATE_UNSAFE
@@ -303,10 +327,7 @@ def test_what_a_declaration_gives_is_not_trusted(message):
 
 
 def test_a_declaration_is_not_shown_more_than_it_can_read():
-    def unreachable(text, tools):
-        raise AssertionError(text)
-
-    parsed = ResponseTemplateParser(unreachable).parse("x" * (MAX_CHARACTERS + 1), ())
+    parsed = ResponseTemplateParser(lambda text, tools: pytest.fail(text)).parse("x" * (MAX_CHARACTERS + 1), ())
     assert parsed.parse_errors == (
         "The turn is too long to look for tool calls in. Write tool calls exactly as the instructions show them.",
     )

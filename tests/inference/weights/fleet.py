@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from prorl_gym.errors import EngineError, FailureKind
@@ -37,16 +36,13 @@ class Weighted(FakeEngine):
 
     @staticmethod
     def weights_of(token: int) -> int:
-        """Tell what sampled a token."""
         return token // _BASE
 
     @property
     def busy(self) -> int:
-        """Calls being sampled."""
         return len(self._stopped)
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Sample until the length is reached, or it is stopped."""
         self.requests.append(replace(request, prompt_ids=tuple(request.prompt_ids)))
         version, ids = self.version, list[int]()
         self._stopped[request.request_id] = False
@@ -78,7 +74,6 @@ class Weighted(FakeEngine):
             self._stopped[request_id] = True
 
     async def probe_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Tell log-probs that depend on the weights, and a little on the engine."""
         if self.down_error is not None:
             raise self.down_error
         if self.mute:
@@ -87,7 +82,6 @@ class Weighted(FakeEngine):
         return [-1.0 - ((self.weights * 7 + token) % 13) / 10 - noise for token in token_ids[1:]]
 
     async def reset_prefix_cache(self) -> bool:
-        """Fail for a while."""
         if self.held_for:
             self.held_for -= 1
             return False
@@ -95,8 +89,6 @@ class Weighted(FakeEngine):
 
 
 class Fleet:
-    """Some engines, their pool and its updater."""
-
     def __init__(
         self,
         count: int,
@@ -120,32 +112,29 @@ class Fleet:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.updater.close()
         await self.pool.close()
 
     def load(self, weights: int, only: Iterable[int] | None = None) -> None:
-        """What a trainer does."""
         for n in range(len(self.engines)) if only is None else only:
             self.engines[n].weights = weights
 
-    async def update(self, version: int) -> UpdateResult:
-        """Pause, load everywhere, update, resume."""
+    async def pause_and_load(self, weights: int, only: Iterable[int] | None = None) -> None:
         await self.updater.pause()
-        self.load(version)
+        self.load(weights, only)
+
+    async def update(self, version: int) -> UpdateResult:
+        await self.pause_and_load(version)
         try:
             return await self.updater.update(version)
         finally:
             await self.updater.resume()
 
     def state(self, name: str) -> PoolMember:
-        """How an engine stands."""
         return next(one for one in self.pool.snapshot().engines if one.name == name)
 
     async def serving(self, count: int) -> None:
-        """Wait until so many take calls."""
         await self.until(lambda: len(self.pool.healthy) == count)
 
     async def until(self, fact: Callable[[], bool]) -> None:

@@ -6,11 +6,9 @@ from hypothesis import strategies as st
 
 from prorl_gym.inference.weights.weight_check import (
     find_invalid_engines,
-    find_stale_engines,
     has_moved,
     make_probe_token_ids,
     mean_distance,
-    median_fingerprint,
 )
 
 OLD = [-1.0, -2.0, -3.0]
@@ -39,10 +37,6 @@ def test_distance_is_a_mean():
         mean_distance([-1.0], [-1.0, -2.0])
 
 
-def test_the_median_ignores_one_that_is_far_off():
-    assert median_fingerprint([[-1.0], [-1.2], [-9.0]]) == [-1.2]
-
-
 def test_who_is_far_from_the_trainer_is_named():
     found = find_invalid_engines({"a": shifted(0.02), "b": shifted(0.5)}, {}, reference_logprobs=OLD)
     assert found == {"b": "its log-probs are 0.5 nats away from the trainer (tolerance 0.1)"}
@@ -53,23 +47,45 @@ def test_who_is_far_from_the_fleet_is_named():
     assert found == {"c": "its log-probs are 1.28 nats away from the other engines (tolerance 0.1)"}
 
 
-def test_of_two_the_one_that_did_not_move_is_stale():
-    before = {"a": OLD, "b": OLD}
-    assert list(find_invalid_engines({"a": shifted(0.4), "b": OLD}, before)) == ["b"]
+TINY_STEP = [shifted(by) for by in (0.01, -0.01, 0.0)], [shifted(by) for by in (0.0103, -0.0097, 0.0)]
 
 
-def test_a_step_smaller_than_any_tolerance_shows_who_is_stale():
-    before = {"a": shifted(0.01), "b": shifted(-0.01), "c": OLD}
-    now = {"a": shifted(0.0103), "b": shifted(-0.0097), "c": OLD}
-    assert list(find_invalid_engines(now, before)) == ["c"]
-    assert list(find_invalid_engines(now, before, reference_logprobs=shifted(0.0003))) == ["c"]
-
-
-def test_who_had_the_new_weights_before_the_update_is_not_stale():
-    before = {"a": OLD, "b": shifted(0.4)}
-    now = {"a": shifted(0.4), "b": shifted(0.4)}
-    assert find_invalid_engines(now, before, reference_logprobs=shifted(0.4)) == {}
-    assert list(find_invalid_engines(now, before)) == ["b"]
+@pytest.mark.parametrize(
+    ("before", "now", "reference", "invalid"),
+    [
+        ([OLD, OLD], [shifted(0.4), OLD], None, "b"),
+        (*TINY_STEP, None, "c"),
+        (*TINY_STEP, shifted(0.0003), "c"),
+        ([OLD, shifted(0.4)], [shifted(0.4), shifted(0.4)], shifted(0.4), ""),
+        ([OLD, shifted(0.4)], [shifted(0.4), shifted(0.4)], None, "b"),
+        ([OLD] * 4, [shifted(0.3), shifted(0.3), shifted(0.3), OLD], None, "d"),
+        ([OLD] * 4, [shifted(0.3), OLD, OLD, OLD], None, "bcd"),
+        ([OLD] * 3, [shifted(0.001), shifted(0.001), shifted(9.0)], None, "c"),
+        ([OLD, OLD], [OLD, OLD], None, ""),
+        ([OLD], [OLD], None, ""),
+        ([], [], None, ""),
+        ([], [[float("nan")] * 3], OLD, "a"),
+    ],
+    ids=[
+        "of two the one that did not move",
+        "a step smaller than any tolerance",
+        "the same, with a reference",
+        "who had the new weights before the update, as the trainer shows",
+        "the same, without a reference that shows it",
+        "the majority decides which weights are right",
+        "who did not move at all, even in the majority",
+        "one that breaks does not make the others stale",
+        "a fleet that did not move",
+        "one alone has no engine to disagree with",
+        "no engine",
+        "no number is no agreement",
+    ],
+)
+def test_which_engines_hold_other_weights(
+    before: list[list[float]], now: list[list[float]], reference: list[float] | None, invalid: str
+):
+    states = [dict(zip("abcd", fingerprints, strict=False)) for fingerprints in (now, before)]
+    assert sorted(find_invalid_engines(*states, reference_logprobs=reference)) == list(invalid)
 
 
 def test_two_that_both_moved_and_disagree_are_both_refused():
@@ -78,36 +94,6 @@ def test_two_that_both_moved_and_disagree_are_both_refused():
     assert "no reference that shows which one is right" in found["a"]
 
 
-def test_a_fleet_that_did_not_move_is_not_stale():
-    same = {"a": OLD, "b": OLD}
-    assert find_stale_engines(same, same) == {}
-    assert find_invalid_engines(same, same) == {}
+def test_an_engine_has_moved_if_its_log_probs_have_changed_at_all():
     assert not has_moved(OLD, OLD)
     assert has_moved(shifted(0.001), OLD)
-
-
-def test_one_alone_has_no_engine_to_disagree_with():
-    assert find_invalid_engines({"a": OLD}, {"a": OLD}) == {}
-    assert find_invalid_engines({}, {}) == {}
-
-
-def test_the_majority_decides_which_weights_are_right():
-    before = dict.fromkeys("abcd", OLD)
-    now = {"a": shifted(0.3), "b": shifted(0.3), "c": shifted(0.3), "d": OLD}
-    assert list(find_invalid_engines(now, before)) == ["d"]
-
-
-def test_who_did_not_move_at_all_is_stale_even_in_the_majority():
-    before = dict.fromkeys("abcd", OLD)
-    now = {"a": shifted(0.3), "b": OLD, "c": OLD, "d": OLD}
-    assert sorted(find_invalid_engines(now, before)) == ["b", "c", "d"]
-
-
-def test_one_that_breaks_does_not_make_the_others_stale():
-    before = dict.fromkeys("abc", OLD)
-    now = {"a": shifted(0.001), "b": shifted(0.001), "c": shifted(9.0)}
-    assert list(find_invalid_engines(now, before)) == ["c"]
-
-
-def test_no_number_is_no_agreement():
-    assert list(find_invalid_engines({"a": [float("nan")] * 3}, {}, reference_logprobs=OLD)) == ["a"]

@@ -20,6 +20,13 @@ async def settle(turns: int = 20) -> None:
         await asyncio.sleep(0)
 
 
+async def begun(fleet: Fleet, max_tokens: int, turns: int) -> asyncio.Task[GenerationResult]:
+    """Begin a call, and let the loop turn so often."""
+    call = asyncio.create_task(fleet.pool.generate(request(max_tokens=max_tokens)))
+    await settle(turns)
+    return call
+
+
 def honest(result: GenerationResult) -> bool:
     """Whether every token says which weights sampled it."""
     return result.versions == [Weighted.weights_of(token) for token in result.token_ids]
@@ -27,8 +34,7 @@ def honest(result: GenerationResult) -> bool:
 
 async def test_a_pause_cuts_calls_short_and_what_goes_on_is_of_the_new_version():
     async with Fleet(2) as fleet:
-        call = asyncio.create_task(fleet.pool.generate(request(max_tokens=50)))
-        await settle(10)
+        call = await begun(fleet, 50, 10)
         await fleet.updater.pause("abort")
         first = await call
         assert (first.finish_reason, first.aborted_by_pause) == ("abort", True)
@@ -50,8 +56,7 @@ async def test_a_pause_cuts_calls_short_and_what_goes_on_is_of_the_new_version()
 
 async def test_draining_waits_for_the_calls_that_are_on_their_way():
     async with Fleet(1) as fleet:
-        call = asyncio.create_task(fleet.pool.generate(request(max_tokens=30)))
-        await settle(3)
+        call = await begun(fleet, 30, 3)
         await fleet.updater.pause("drain")
         assert call.done()
         assert (await call).finish_reason == "length"
@@ -59,8 +64,7 @@ async def test_draining_waits_for_the_calls_that_are_on_their_way():
 
 async def test_engines_that_do_not_tell_versions_cannot_keep_calls():
     async with Fleet(1) as fleet:
-        call = asyncio.create_task(fleet.pool.generate(request(max_tokens=1000)))
-        await settle(3)
+        call = await begun(fleet, 1000, 3)
         with pytest.raises(WeightUpdateError, match="engine-0 does not report which weights") as caught:
             await fleet.updater.pause("keep")
         assert caught.value.fix == "Pause with 'abort' or 'drain'."
@@ -74,8 +78,7 @@ async def test_engines_that_do_not_tell_versions_cannot_keep_calls():
 async def test_a_kept_call_goes_on_with_new_weights_and_labels_them():
     async with Fleet(1, reports_versions=True) as fleet:
         await fleet.pool.generate(request())
-        call = asyncio.create_task(fleet.pool.generate(request(max_tokens=40)))
-        await settle(10)
+        call = await begun(fleet, 40, 10)
         await fleet.updater.pause("keep")
         fleet.load(1)
         await fleet.updater.update(1)
@@ -122,8 +125,7 @@ async def test_no_deadline_pays_for_a_call_that_an_engine_keeps():
 async def test_an_engine_that_does_not_end_its_calls_is_named():
     async with Fleet(1, options=WeightUpdateOptions(abort_seconds=0.05, first_retry_seconds=0.01)) as fleet:
         fleet.engines[0].deaf = True
-        call = asyncio.create_task(fleet.pool.generate(request(max_tokens=10**6)))
-        await settle(3)
+        call = await begun(fleet, 10**6, 3)
         with pytest.raises(WeightUpdateError, match=r"engine-0 did not end 1 calls within 0.05 s"):
             await fleet.updater.pause()
         assert fleet.updater.paused
@@ -133,8 +135,7 @@ async def test_an_engine_that_does_not_end_its_calls_is_named():
 async def test_a_word_that_came_before_its_call_is_said_again():
     async with Fleet(1, options=WeightUpdateOptions(first_retry_seconds=0.001)) as fleet:
         fleet.engines[0].misses = 2
-        call = asyncio.create_task(fleet.pool.generate(request(max_tokens=10**6)))
-        await settle(3)
+        call = await begun(fleet, 10**6, 3)
         await fleet.updater.pause()
         assert (await call).aborted_by_pause
 
@@ -143,10 +144,7 @@ async def test_each_version_has_a_salt_of_its_own():
     async with Fleet(1, salted=True) as fleet:
         await fleet.pool.generate(request())
         await fleet.pool.generate(request(cache_salt="mine"))
-        await fleet.updater.pause()
-        fleet.load(1)
-        await fleet.updater.update(1)
-        await fleet.updater.resume()
+        await fleet.update(1)
         await fleet.pool.generate(request())
         assert [asked.cache_salt for asked in fleet.engines[0].requests] == ["v0", "mine/v0", "v1"]
 
@@ -178,15 +176,13 @@ async def test_an_engine_that_keeps_old_work_serves_only_salted_calls():
 async def test_the_loader_of_the_weights_may_have_dropped_the_caches():
     async with Fleet(1) as fleet:
         fleet.engines[0].refuses_cache_reset = True
-        await fleet.updater.pause()
-        fleet.load(1)
+        await fleet.pause_and_load(1)
         assert (await fleet.updater.update(1, caches_dropped=True)).serving == ("engine-0",)
 
 
 async def test_an_engine_with_old_weights_serves_nothing_until_it_has_the_new_ones():
     async with Fleet(3) as fleet:
-        await fleet.updater.pause()
-        fleet.load(1, only=(0, 2))
+        await fleet.pause_and_load(1, only=(0, 2))
         updated = await fleet.updater.update(1)
         await fleet.updater.resume()
         assert updated.serving == ("engine-0", "engine-2")
@@ -202,8 +198,7 @@ async def test_an_engine_with_old_weights_serves_nothing_until_it_has_the_new_on
 
 async def test_the_trainers_reference_decides():
     async with Fleet(2) as fleet:
-        await fleet.updater.pause()
-        fleet.load(1, only=(0,))
+        await fleet.pause_and_load(1, only=(0,))
         fleet.load(5, only=(1,))
         reference = await fleet.engines[0].probe_logprobs(fleet.updater.probe_token_ids)
         updated = await fleet.updater.update(1, reference_logprobs=reference)
@@ -211,10 +206,9 @@ async def test_the_trainers_reference_decides():
         assert "away from the trainer" in updated.quarantined["engine-1"]
 
 
-async def test_without_one_engine_left_the_update_fails_and_nothing_is_served():
+async def test_without_one_engine_left_the_update_fails_and_nothing_is_served_until_the_next():
     async with Fleet(2) as fleet:
-        await fleet.updater.pause()
-        fleet.load(1, only=(0,))
+        await fleet.pause_and_load(1, only=(0,))
         fleet.load(5, only=(1,))
         with pytest.raises(WeightUpdateError, match="no engine has version 1") as caught:
             await fleet.updater.update(1)
@@ -222,6 +216,8 @@ async def test_without_one_engine_left_the_update_fails_and_nothing_is_served():
         await fleet.updater.resume()
         with pytest.raises(EngineError, match="no engine was well"):
             await fleet.pool.generate(request())
+        await fleet.pause_and_load(1)
+        assert (await fleet.updater.update(1)).serving == ("engine-0", "engine-1")
 
 
 async def test_an_engine_that_cannot_tell_is_trusted_and_that_is_stated_once(caplog: pytest.LogCaptureFixture):
@@ -233,7 +229,7 @@ async def test_an_engine_that_cannot_tell_is_trusted_and_that_is_stated_once(cap
     assert sum("engine-0 cannot show which weights" in record.getMessage() for record in caplog.records) == 1
 
 
-async def test_an_engine_that_was_started_again_has_to_show_its_weights():
+async def test_an_engine_that_was_started_again_or_joins_has_to_show_its_weights():
     async with Fleet(2) as fleet:
         await fleet.update(1)
         engine = fleet.engines[0]
@@ -245,11 +241,6 @@ async def test_an_engine_that_was_started_again_has_to_show_its_weights():
         assert fleet.pool.healthy == ["engine-1"]
         engine.weights = 1
         await fleet.serving(2)
-
-
-async def test_an_engine_that_joins_has_to_show_its_weights():
-    async with Fleet(2) as fleet:
-        await fleet.update(1)
         late = Weighted("late")
         fleet.pool.add_engine(late)
         assert fleet.pool.healthy == ["engine-0", "engine-1"]
@@ -259,8 +250,7 @@ async def test_an_engine_that_joins_has_to_show_its_weights():
 
 async def test_an_engine_that_joins_during_an_update_has_to_show_its_weights():
     async with Fleet(2) as fleet:
-        await fleet.updater.pause()
-        fleet.load(1)
+        await fleet.pause_and_load(1)
         fleet.engines[0].held_for = 3
         updating = asyncio.create_task(fleet.updater.update(1))
         await settle()
@@ -271,7 +261,7 @@ async def test_an_engine_that_joins_during_an_update_has_to_show_its_weights():
         assert fleet.pool.healthy == ["engine-0", "engine-1"]
 
 
-async def test_a_cancelled_update_lets_no_unchecked_engine_serve():
+async def test_a_cancelled_update_lets_no_unchecked_engine_serve_and_none_that_joins():
     async with Fleet(2) as fleet:
         await fleet.updater.pause()
         fleet.engines[0].held_for = 3
@@ -280,25 +270,12 @@ async def test_a_cancelled_update_lets_no_unchecked_engine_serve():
         await settle()
         updating.cancel()
         await asyncio.wait({updating})
+        fleet.pool.add_engine(Weighted("late"))
         await asyncio.sleep(0.02)
         assert fleet.pool.healthy == []
         fleet.load(1)
-        assert (await fleet.updater.update(1)).serving == ("engine-0", "engine-1")
-
-
-async def test_who_joins_after_an_update_that_was_broken_off_waits_for_the_next():
-    async with Fleet(2) as fleet:
-        await fleet.updater.pause()
-        fleet.engines[0].held_for = 3
-        updating = asyncio.create_task(fleet.updater.update(1))
-        await settle()
-        updating.cancel()
-        await asyncio.wait({updating})
-        fleet.pool.add_engine(Weighted("late"))
-        await asyncio.sleep(0.05)
-        assert fleet.pool.healthy == []
-        fleet.load(1)
-        assert list((await fleet.updater.update(1)).quarantined) == ["late"]
+        updated = await fleet.updater.update(1)
+        assert (updated.serving, list(updated.quarantined)) == (("engine-0", "engine-1"), ["late"])
 
 
 async def test_an_engine_that_joins_after_a_failed_update_must_show_its_weights():
@@ -318,24 +295,12 @@ async def test_an_engine_that_joins_after_a_failed_update_must_show_its_weights(
 
 async def test_joiners_with_old_weights_do_not_outvote_those_that_have_the_new_ones():
     async with Fleet(1) as fleet:
-        await fleet.updater.pause()
-        fleet.load(1)
+        await fleet.pause_and_load(1)
         for name in ("engine-a", "engine-b"):
             fleet.pool.add_engine(Weighted(name))
         updated = await fleet.updater.update(1)
         assert updated.serving == ("engine-0",)
         assert all("stale" in reason for reason in updated.quarantined.values())
-
-
-async def test_an_update_that_failed_can_be_made_again():
-    async with Fleet(2) as fleet:
-        await fleet.updater.pause()
-        fleet.load(1, only=(0,))
-        fleet.load(5, only=(1,))
-        with pytest.raises(WeightUpdateError, match="no engine has version 1"):
-            await fleet.updater.update(1)
-        fleet.load(1)
-        assert (await fleet.updater.update(1)).serving == ("engine-0", "engine-1")
 
 
 @pytest.mark.parametrize("version", [0, 5])
@@ -444,8 +409,7 @@ async def test_an_update_may_require_the_pause_in_which_its_weights_were_loaded(
 async def test_one_at_a_time():
     async with Fleet(1) as fleet:
         fleet.engines[0].deaf = True
-        call = asyncio.create_task(fleet.pool.generate(request(max_tokens=10**6)))
-        await settle(3)
+        call = await begun(fleet, 10**6, 3)
         pausing = asyncio.create_task(fleet.updater.pause())
         await settle(3)
         with pytest.raises(WeightUpdateError, match="another pause or update is under way"):
@@ -475,8 +439,6 @@ steps = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(steps=steps, tells_versions=st.booleans(), rollouts=st.integers(1, 6))
 def test_no_token_has_another_version_than_the_weights_that_sampled_it(steps, tells_versions, rollouts):
-    """Turns, pauses, updates that reach only some engines, in any order: labels are never wrong."""
-
     async def roll(fleet: Fleet, session: str, results: list[GenerationResult]) -> None:
         for turn in range(4):
             ids = [turn + 1]

@@ -7,8 +7,7 @@ from prorl_gym.client.wire_models import GroupState, RolloutSummary
 from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, Cause, FailureKind
 from prorl_gym.rollout.groups.group import Replica
-from prorl_gym.rollout.groups.group_actions import GroupActions
-from prorl_gym.rollout.groups.group_scheduler import GroupScheduler
+from prorl_gym.rollout.groups.group_scheduler import GroupActions, GroupScheduler
 from prorl_gym.rollout.protocol import AttemptPosition, Stage
 
 

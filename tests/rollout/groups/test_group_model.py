@@ -8,7 +8,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from prorl_gym.client.wire_models import GroupState, RolloutSummary
 from prorl_gym.demand import Demand, RedundantHandling
 from prorl_gym.errors import CancelReason, FailureKind
-from prorl_gym.rollout.groups.group_report import groups_status
 from prorl_gym.rollout.protocol import Stage
 
 STAGES: tuple[Stage, ...] = ("queue", "init", "run", "eval")
@@ -183,14 +182,12 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_judged_twice(self) -> None:
-        if hasattr(self, "world"):
-            assert self.world.doubled == []
+        assert self.world.doubled == []
 
     @invariant()
     def verdicts_are_those_of_the_records(self) -> None:
-        if hasattr(self, "world"):
-            for group_id, state in self.world.verdicts.items():
-                assert (state == "ready") == self.ready_when_judged(group_id, state)
+        for group_id, state in self.world.verdicts.items():
+            assert (state == "ready") == self.ready_when_judged(group_id, state)
 
     def ready_when_judged(self, group_id: str, state: GroupState) -> bool:
         """Late members of a judged group are none of it."""
@@ -202,10 +199,8 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_for_nothing(self) -> None:
-        if not hasattr(self, "world"):
-            return
         world = self.world
-        status = groups_status(world.book)
+        status = world.book.status()
         assert status.satisfied == world.is_satisfied()
         if not status.satisfied:
             assert status.kept == 0
@@ -217,11 +212,8 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def asking_again_yields_nothing(self) -> None:
-        if hasattr(self, "world"):
-            decisions = self.world.book.decide(self.world.now)
-            assert not (
-                decisions.cancel or decisions.hold or decisions.release or decisions.park or decisions.replacements
-            )
+        decisions = self.world.book.decide(self.world.now)
+        assert not (decisions.cancel or decisions.hold or decisions.release or decisions.park or decisions.replacements)
 
     def originals(self, group_id: str) -> int:
         return sum(made.stands_in_for is None for made in self.world.group(group_id))
@@ -244,11 +236,7 @@ class Groups(RuleBasedStateMachine):
             for made in left:
                 if made.ended is None and made.cancel is None:
                     world.finish(made.rollout_id, 1.0)
-        assert (
-            groups_status(world.book).states.get("open", 0)
-            == groups_status(world.book).states.get("informative", 0)
-            == 0
-        )
+        assert world.book.status().states.get("open", 0) == world.book.status().states.get("informative", 0) == 0
         assert set(world.verdicts) == {made.group_id for made in world.made.values()}
 
 

@@ -6,8 +6,8 @@ from groups_world import World
 from prorl_gym.demand import Demand, RedundantHandling
 from prorl_gym.errors import CancelReason, FailureKind
 from prorl_gym.rollout.groups.group import MAX_POSITIONS, Replica, replacement_id
-from prorl_gym.rollout.groups.group_report import groups_status
 from prorl_gym.rollout.groups.group_scheduler import GroupScheduler
+from prorl_gym.rollout.protocol import Stage
 
 KILL = RedundantHandling(init="kill", run="kill")
 FINISH = RedundantHandling(init="finish", run="finish")
@@ -42,9 +42,9 @@ def test_a_group_is_decided_before_it_is_complete_and_judged_after() -> None:
     a, b, c = world.submit("g", 3)
     world.run(a, b, c)
     world.finish(a, 0.0)
-    assert groups_status(world.book).states == {"open": 1}
+    assert world.book.status().states == {"open": 1}
     world.finish(b, 1.0)
-    assert (groups_status(world.book).states, world.verdicts) == ({"informative": 1}, {})
+    assert (world.book.status().states, world.verdicts) == ({"informative": 1}, {})
     world.finish(c, 1.0)
     assert world.verdicts == {"g": "ready"}
 
@@ -71,22 +71,14 @@ def test_finish_lets_work_go_on_but_begins_nothing() -> None:
     assert world.cancels() == {queued: REDUNDANT}
 
 
-def test_a_group_from_which_nothing_is_cut_is_completed() -> None:
-    world = World(Demand(groups=1, redundant=FINISH))
+@pytest.mark.parametrize(("redundant", "stage"), [(FINISH, "run"), (KILL, "eval")])
+def test_a_group_from_which_nothing_is_cut_is_completed(redundant: RedundantHandling, stage: Stage) -> None:
+    world = World(Demand(groups=1, redundant=redundant))
     ids = world.submit("g", 3)
     world.run(*ids)
-    world.complete("first", [0.0, 1.0])
-    for reward, name in enumerate(ids):
-        world.finish(name, reward)
-    assert (world.verdicts["g"], world.cancels()) == ("ready", {})
-
-
-def test_a_group_that_is_being_graded_is_completed() -> None:
-    world = World(Demand(groups=1, redundant=KILL))
-    ids = world.submit("g", 3)
-    world.run(*ids)
-    for name in ids:
-        world.enter(name, "eval")
+    if stage == "eval":
+        for name in ids:
+            world.enter(name, stage)
     world.complete("first", [0.0, 1.0])
     for reward, name in enumerate(ids):
         world.finish(name, reward)
@@ -155,25 +147,6 @@ def test_a_late_member_of_a_judged_group_is_not_needed() -> None:
     assert (world.verdicts, world.doubled) == ({"g": "ready"}, [])
 
 
-def test_spare_groups_are_completed_too() -> None:
-    world = World(Demand(groups=1, spare=1, redundant=KILL))
-    world.submit("g", 2)
-    world.complete("first", [0.0, 1.0])
-    assert world.cancels() == {}
-    world.complete("second", [0.0, 1.0])
-    assert len(world.cancels()) == 2
-
-
-def test_groups_are_spent_by_the_cursor_that_completed_them() -> None:
-    world = World(Demand(groups=1, redundant=KILL))
-    world.complete("first", [0.0, 1.0])
-    assert world.book.is_satisfied
-    world.want(Demand(groups=1, after=1))
-    assert world.book.is_satisfied, "it was completed by the record after that"
-    world.want(Demand(groups=1, after=2))
-    assert not world.book.is_satisfied
-
-
 def test_a_failed_member_is_replaced_under_a_fixed_name() -> None:
     world = World(Demand(groups=5, replace=1))
     a, b = world.submit("g", 2)
@@ -230,7 +203,7 @@ def test_a_client_that_cancels_a_member_leaves_the_group_short() -> None:
     assert (set(world.made), world.verdicts) == ({a, b}, {"g": "short"})
 
 
-def straggling(stage: str = "init") -> tuple[World, str]:
+def straggling(stage: Stage = "init") -> tuple[World, str]:
     """A world that knows that INIT takes 1 s and EVAL 2 s, and one rollout that is in a stage."""
     world = World(Demand(groups=50, extra=1, straggler_factor=3, straggler_seconds=2))
     for name in world.submit("usual", 6):
@@ -260,25 +233,21 @@ def test_an_extra_replica_races_a_straggler_and_who_runs_first_stays() -> None:
     assert world.verdicts["g"] == "uninformative"
 
 
-def test_a_straggler_that_runs_first_stays() -> None:
-    world, slow = straggling()
-    world.wait(3)
-    world.enter(slow, "run")
-    assert world.cancels() == {f"{slow}:x1": REDUNDANT}
-
-
-def test_a_straggler_in_grading_loses_before_the_extra_samples() -> None:
-    world, slow = straggling("eval")
-    world.wait(6)
-    world.run(f"{slow}:x1")
-    assert world.cancels() == {slow: REDUNDANT}
-
-
-def test_a_straggler_that_is_graded_first_stays() -> None:
-    world, slow = straggling("eval")
-    world.wait(6)
-    world.finish(slow, 1.0)
-    assert world.cancels() == {f"{slow}:x1": REDUNDANT}
+@pytest.mark.parametrize(
+    ("stage", "first", "loser"),
+    [("init", "run", ":x1"), ("eval", "extra runs", ""), ("eval", "finish", ":x1")],
+    ids=["it runs first", "the extra samples first", "it is graded first"],
+)
+def test_who_comes_first_of_a_straggler_and_its_extra_stays(stage: Stage, first: str, loser: str) -> None:
+    world, slow = straggling(stage)
+    world.wait(3 if stage == "init" else 6)
+    if first == "run":
+        world.enter(slow, "run")
+    elif first == "finish":
+        world.finish(slow, 1.0)
+    else:
+        world.run(f"{slow}:x1")
+    assert world.cancels() == {slow + loser: REDUNDANT}
 
 
 def test_an_extra_takes_the_place_of_a_straggler_that_fails() -> None:
@@ -378,7 +347,7 @@ def test_what_was_ready_is_marked_when_it_becomes_too_old() -> None:
     world.complete("a", [0.0, 1.0])
     assert not world.book.is_stale(world.members[0])
     world.raise_version(2)
-    status = groups_status(world.book)
+    status = world.book.status()
     assert (status.ready, status.ready_stale, status.satisfied) == (0, 1, False)
     assert world.book.is_stale(world.members[0])
     assert [ready.stale for ready in status.ready_groups] == [True]
@@ -397,7 +366,7 @@ def test_versions_are_never_lowered() -> None:
     world = World(Demand(groups=5, version=3))
     world.want(Demand(groups=5, version=1))
     world.raise_version(2)
-    assert groups_status(world.book).version == 3
+    assert world.book.status().version == 3
 
 
 def test_a_restart_knows_of_a_version_by_what_it_sampled() -> None:
@@ -406,7 +375,7 @@ def test_a_restart_knows_of_a_version_by_what_it_sampled() -> None:
     world.complete("g", [0.0, 1.0])
     world.version = 0
     world.restart()
-    assert groups_status(world.book).version == 7
+    assert world.book.status().version == 7
 
 
 def test_waste_and_gain_are_counted() -> None:
@@ -416,7 +385,7 @@ def test_waste_and_gain_are_counted() -> None:
     world.complete("first", [0.0, 1.0])
     assert set(world.cancels()) == {a, b}
     world.sweep()
-    status = groups_status(world.book)
+    status = world.book.status()
     assert (status.wasted_tokens, status.reclaimed_seconds) == (10, 10.0)  # 5 tokens each; b had not begun its 10 s
 
 
@@ -485,12 +454,12 @@ def test_stand_ins_are_counted_for_good() -> None:
         world.finish(ids[0], 1.0)
         world.fail(ids[1])
         world.run(f"{ids[1]}:r1")
-        assert groups_status(world.book).replaced == (1 if name == "g" else 2)
+        assert world.book.status().replaced == (1 if name == "g" else 2)
         world.finish(f"{ids[1]}:r1", 0.0)
     assert world.verdicts == {"g": "ready", "h": "ready"}
-    assert (groups_status(world.book).replaced, groups_status(world.book).extras) == (2, 0)
+    assert (world.book.status().replaced, world.book.status().extras) == (2, 0)
     again = GroupScheduler("run", world.demand)
     for member in world.members:
         again.on_finished(member)
         again.settle_rewarded()
-    assert (groups_status(again).replaced, groups_status(again).extras) == (2, 0)
+    assert (again.status().replaced, again.status().extras) == (2, 0)

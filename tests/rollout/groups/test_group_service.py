@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 
 from prorl_gym.agents.protocol import Artifacts
-from prorl_gym.client.wire_models import RolloutSummary
+from prorl_gym.client.wire_models import GroupState, RolloutSummary
 from prorl_gym.demand import Demand, RedundantHandling
 from prorl_gym.environments.protocol import Episode, Leases, RunContext
-from prorl_gym.errors import CancelReason, NotFoundError, ShuttingDownError
+from prorl_gym.errors import CancelReason
 from prorl_gym.records import Rollout, RolloutRequest, Score
 from prorl_gym.rollout.groups.group import Replica
-from prorl_gym.rollout.groups.group_results import GroupResults
 from prorl_gym.rollout.groups.group_scheduler import GroupScheduler
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
-from prorl_gym.rollout.protocol import Ledger, Stage, StageEntered
+from prorl_gym.rollout.protocol import Stage, StageEntered
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
@@ -69,7 +68,7 @@ class GatedEnvironment(ScriptedEnvironment):
 class Stand:
     """A service, its environment's gates, and where its rollouts are."""
 
-    def __init__(self, ledger: Ledger | None = None, slots: int = 8, attempts: int = 1) -> None:
+    def __init__(self, ledger: SqliteLedger | None = None, slots: int = 8, attempts: int = 1) -> None:
         self.environment = GatedEnvironment()
         self.backend = EmptyBackend()
         self.ledger = ledger or MemoryLedger()
@@ -85,8 +84,8 @@ class Stand:
         self.stages: dict[str, Stage] = {}
         self.parked: set[str] = set()
         self._news = asyncio.Event()
-        self.service.add_stage_observer(self._seen)
-        self.service.add_record_observer(lambda _: self._tell())
+        self.service.stage_observers.append(self._seen)
+        self.service.record_observers.append(lambda _: self._tell())
 
     def _seen(self, event: Any) -> None:
         if isinstance(event, StageEntered):
@@ -131,6 +130,20 @@ class Stand:
         )
         return ids
 
+    async def begin(self, group_id: str, rewards: Sequence[float]) -> list[str]:
+        """Submit a group, and wait until all of it are in RUN before their gates."""
+        ids = await self.submit(group_id, rewards, run="gate")
+        await self.until(lambda: [self.stages.get(name) for name in ids] == ["run"] * len(ids))
+        return ids
+
+    async def verdict(self, group_id: str) -> GroupState:
+        """The state in which a group is settled."""
+        results = self.service.groups.schedulers["run"].results.settled
+        async with asyncio.timeout(10):
+            while (settled := results.get(group_id)) is None:  # noqa: ASYNC110 - not every verdict has an event
+                await asyncio.sleep(0.001)
+        return settled.state
+
     async def end(self, rollout_id: str) -> Rollout:
         rollout = await self.service.result(rollout_id, wait=10)
         assert rollout is not None
@@ -144,14 +157,12 @@ async def test_enough_groups_stop_the_rest_of_their_run() -> None:
         other = RolloutRequest(rollout_id="alone", run_id="run", environment="scripted", task={"id": "alone"})
         await stand.service.submit([other.model_copy(update={"task": {"id": "alone", "run": "gate"}})])
         await stand.until(lambda: [stand.stages.get(name) for name in [*slow, "alone"]] == ["run"] * 3)
-        fast = await stand.submit("fast", [0.0, 1.0])
+        await stand.submit("fast", [0.0, 1.0])
         assert [(await stand.end(name)).outcome.reason for name in slow] == [CancelReason.REDUNDANT] * 2
-        assert [await stand.service.wait_for_verdict(name) for name in (*slow, *fast)] == ["redundant"] * 2 + [
-            "informative"
-        ] * 2
+        assert (await stand.verdict("slow"), await stand.verdict("fast")) == ("redundant", "ready")
         stand.environment.open("alone")
         assert (await stand.end("alone")).outcome.status == "completed"
-        status = stand.service.groups_status("run")
+        status = stand.service.groups.status("run")
         assert (status.satisfied, status.ready, status.states) == (True, 1, {"ready": 1, "redundant": 1})
         assert status.wasted_tokens == sum([(await stand.end(name)).sampled_tokens for name in slow]) > 0
 
@@ -159,24 +170,22 @@ async def test_enough_groups_stop_the_rest_of_their_run() -> None:
 async def test_parked_agents_go_on_with_the_next_demand() -> None:
     async with Stand() as stand:
         await stand.service.set_demand("run", Demand(groups=1))
-        slow = await stand.submit("slow", [0.0, 1.0], run="gate")
-        await stand.until(lambda: [stand.stages.get(name) for name in slow] == ["run"] * 2)
+        slow = await stand.begin("slow", [0.0, 1.0])
         for name in await stand.submit("fast", [0.0, 1.0]):
             await stand.end(name)
         stand.environment.open(*slow)
         await stand.until(lambda: stand.parked == set(slow))
-        assert stand.service.groups_status("run").parked == 2
-        cursor = stand.service.groups_status("run").ready_groups[0].cursor
+        assert stand.service.groups.status("run").parked == 2
+        cursor = stand.service.groups.status("run").ready_groups[0].cursor
         await stand.service.set_demand("run", Demand(groups=1, after=cursor))
         assert [(await stand.end(name)).outcome.status for name in slow] == ["completed"] * 2
-        assert await stand.service.wait_for_verdict(slow[0]) == "informative"
+        assert await stand.verdict("slow") == "ready"
 
 
 async def test_parked_agents_are_cancelled_when_their_time_is_over() -> None:
     async with Stand() as stand:
         await stand.service.set_demand("run", Demand(groups=1, redundant=RedundantHandling(park_seconds=0.05)))
-        slow = await stand.submit("slow", [0.0, 1.0], run="gate")
-        await stand.until(lambda: [stand.stages.get(name) for name in slow] == ["run"] * 2)
+        slow = await stand.begin("slow", [0.0, 1.0])
         await stand.submit("fast", [0.0, 1.0])
         assert [(await stand.end(name)).outcome.reason for name in slow] == [CancelReason.REDUNDANT] * 2
 
@@ -185,17 +194,12 @@ async def test_a_drain_does_not_wait_for_parked_agents() -> None:
     stand = Stand()
     await stand.service.start()
     await stand.service.set_demand("run", Demand(groups=1))
-    slow = await stand.submit("slow", [0.0, 1.0], run="gate")
-    await stand.until(lambda: [stand.stages.get(name) for name in slow] == ["run"] * 2)
-    fast = await stand.submit("fast", [0.0, 1.0])
-    assert await stand.service.wait_for_verdict(fast[0]) == "informative"
+    slow = await stand.begin("slow", [0.0, 1.0])
+    await stand.submit("fast", [0.0, 1.0])
+    assert await stand.verdict("fast") == "ready"
     stand.environment.open(*slow)
     await stand.until(lambda: stand.parked == set(slow))
-    waiting = asyncio.create_task(stand.service.wait_for_verdict(slow[0]))
-    await asyncio.sleep(0)
     await asyncio.wait_for(stand.service.stop(drain=True), 10)
-    with pytest.raises(ShuttingDownError, match="before the group has a verdict"):
-        await waiting
 
 
 async def test_a_failed_member_is_made_again_under_another_name() -> None:
@@ -204,30 +208,18 @@ async def test_a_failed_member_is_made_again_under_another_name() -> None:
         ids = await stand.submit("g", [0.0, 1.0], run="sandbox_lost", flaky=1)
         for name in ids:
             assert (await stand.end(name)).outcome.status == "failed"
-        assert await stand.service.wait_for_verdict(ids[0]) == "informative"
+        assert await stand.verdict("g") == "ready"
         again = await stand.end(f"{ids[1]}:r1")
         assert (again.stands_in_for, again.replica, again.reward) == (ids[1], 1, 1.0)
-
-
-async def test_what_may_not_begin_is_held() -> None:
-    async with Stand() as stand:
-        await stand.service.set_demand("run", Demand(groups=1, max_staleness=0))
-        first = await stand.submit("first", [0.0, 0.0], run="gate")
-        second = await stand.submit("second", [0.0, 1.0])
-        await stand.until(lambda: [stand.stages.get(name) for name in first] == ["run"] * 2)
-        assert (stand.service.groups_status("run").held, set(stand.stages)) == (2, set(first))
-        stand.environment.open(*first)
-        assert await stand.service.wait_for_verdict(second[0]) == "informative"
 
 
 async def test_a_new_version_cancels_what_is_hopeless() -> None:
     async with Stand() as stand:
         await stand.service.set_demand("run", Demand(groups=9, max_staleness=0))
-        ids = await stand.submit("g", [0.0, 1.0], run="gate")
-        await stand.until(lambda: [stand.stages.get(name) for name in ids] == ["run"] * 2)
+        ids = await stand.begin("g", [0.0, 1.0])
         await stand.service.set_policy_version(1)
         assert {(await stand.end(name)).outcome.reason for name in ids} == {CancelReason.STALE}
-        assert await stand.service.wait_for_verdict(ids[0]) == "stale"
+        assert await stand.verdict("g") == "stale"
 
 
 async def test_what_waits_for_another_attempt_holds_no_old_token() -> None:
@@ -239,12 +231,12 @@ async def test_what_waits_for_another_attempt_holds_no_old_token() -> None:
             if event.stage == "run":
                 stand.service.hold_dispatch()  # no second attempt begins before the new version
 
-        stand.service.add_stage_observer(look)
+        stand.service.stage_observers.append(look)
         await stand.service.set_demand("run", Demand(groups=9, max_staleness=0))
         ids = await stand.submit("g", [0.0, 1.0], run="sandbox_lost", flaky=1)
         await stand.until(lambda: all((name, "run") in seen and stand.stages[name] == "queue" for name in ids))
         await stand.service.set_policy_version(1)
-        assert stand.service.groups_status("run").states == {"open": 1}, "nothing of it is too old"
+        assert stand.service.groups.status("run").states == {"open": 1}, "nothing of it is too old"
         assert all(stand.stages[name] == "queue" for name in ids)
 
 
@@ -253,27 +245,15 @@ async def test_another_pools_version_makes_nothing_stale(tmp_path: Path) -> None
     async with Stand(await SqliteLedger.open(config)) as stand:
         await stand.service.set_demand("run", Demand(groups=9, max_staleness=0))
         await stand.service.set_demand("other", Demand(groups=9, max_staleness=0, pool="named-0", version=5))
-        ids = await stand.submit("g", [0.0, 1.0], run="gate")
-        await stand.until(lambda: [stand.stages.get(name) for name in ids] == ["run"] * 2)
+        ids = await stand.begin("g", [0.0, 1.0])
         await stand.service.set_policy_version(7, "named-0")
-        assert [stand.service.groups_status(run).version for run in ("run", "other")] == [0, 7]
+        assert [stand.service.groups.status(run).version for run in ("run", "other")] == [0, 7]
         stand.environment.open(*ids)
-        assert await stand.service.wait_for_verdict(ids[0]) == "informative"
+        assert await stand.verdict("g") == "ready"
     async with Stand(await SqliteLedger.open(config)) as stand:
-        assert [stand.service.groups_status(run).version for run in ("run", "other")] == [0, 7]
+        assert [stand.service.groups.status(run).version for run in ("run", "other")] == [0, 7]
         await stand.service.set_demand("other", Demand(groups=9, max_staleness=0))
-        assert stand.service.groups_status("other").version == 0
-
-
-async def test_runs_without_a_demand_are_not_judged() -> None:
-    async with Stand() as stand:
-        ids = await stand.submit("g", [0.0, 1.0])
-        assert await stand.service.wait_for_verdict(ids[0]) == "ungrouped"
-        await stand.end(ids[0])
-        assert await stand.service.wait_for_verdict(ids[0]) == "ungrouped"
-        assert (stand.service.groups_status("run").demand, stand.service.demands()) == (None, {})
-        with pytest.raises(NotFoundError):
-            await stand.service.wait_for_verdict("stranger")
+        assert stand.service.groups.status("other").version == 0
 
 
 async def test_a_demand_reaches_what_is_under_way() -> None:
@@ -292,25 +272,21 @@ async def test_a_withdrawn_demand_frees_everything() -> None:
     async with Stand() as stand:
         await stand.service.set_demand("run", Demand(groups=0))
         ids = await stand.submit("g", [0.0, 1.0])
-        waiting = asyncio.create_task(stand.service.wait_for_verdict(ids[0]))
-        await asyncio.sleep(0)
-        assert (stand.service.groups_status("run").held, stand.stages) == (2, {})
+        assert (stand.service.groups.status("run").held, stand.stages) == (2, {})
         await stand.service.set_demand("run", None)
-        assert await waiting == "ungrouped"
         assert [(await stand.end(name)).outcome.status for name in ids] == ["completed"] * 2
 
 
 async def test_the_end_of_a_demand_cancels_what_it_had_parked() -> None:
     async with Stand() as stand:
         await stand.service.set_demand("run", Demand(groups=1))
-        slow = await stand.submit("slow", [0.0, 1.0, 1.0], run="gate")
-        await stand.until(lambda: [stand.stages.get(name) for name in slow] == ["run"] * 3)
+        slow = await stand.begin("slow", [0.0, 1.0, 1.0])
         for name in await stand.submit("fast", [0.0, 1.0]):
             await stand.end(name)
         stand.environment.open(*slow[:2])  # the third is in the middle of a model call
         await stand.until(lambda: stand.parked == set(slow[:2]))
         fresh = await stand.submit("fresh", [0.0, 1.0])
-        assert stand.service.groups_status("run").held == 2
+        assert stand.service.groups.status("run").held == 2
         await stand.service.set_demand("run", None)
         assert [(await stand.end(name)).outcome.reason for name in slow] == [CancelReason.REDUNDANT] * 3
         assert [(await stand.end(name)).outcome.status for name in fresh] == ["completed"] * 2
@@ -321,7 +297,7 @@ async def test_demands_of_one_run_take_effect_in_their_order() -> None:
     async with Stand() as stand:
         wishes = [Demand(groups=number) for number in range(20)]
         await asyncio.gather(*(stand.service.set_demand("run", wish) for wish in (*wishes, None, wishes[7])))
-        assert stand.service.demands() == {"run": wishes[7]}
+        assert stand.service.groups.demands() == {"run": wishes[7]}
         assert await stand.ledger.demands() == {"run": wishes[7]}
 
 
@@ -333,7 +309,7 @@ async def test_nothing_is_remembered_of_what_has_ended() -> None:
         gc.collect()
         replicas = [one for one in gc.get_objects() if isinstance(one, Replica)]
         assert [one for one in replicas if one.group_id.startswith("kept")] == []
-        assert stand.service.demands() == {}
+        assert stand.service.groups.demands() == {}
 
 
 async def test_a_restart_on_the_same_file_goes_on_as_before(tmp_path: Path) -> None:
@@ -341,19 +317,18 @@ async def test_a_restart_on_the_same_file_goes_on_as_before(tmp_path: Path) -> N
     demand = Demand(groups=1)
     async with Stand(await SqliteLedger.open(config)) as stand:
         await stand.service.set_demand("run", demand)
-        slow = await stand.submit("slow", [0.0, 1.0], run="gate")
-        await stand.until(lambda: [stand.stages.get(name) for name in slow] == ["run"] * 2)
-        fast = await stand.submit("fast", [0.0, 1.0])
-        assert await stand.service.wait_for_verdict(fast[0]) == "informative"
-        before = stand.service.groups_status("run")
+        slow = await stand.begin("slow", [0.0, 1.0])
+        await stand.submit("fast", [0.0, 1.0])
+        assert await stand.verdict("fast") == "ready"
+        before = stand.service.groups.status("run")
     async with Stand(await SqliteLedger.open(config)) as stand:
-        after = stand.service.groups_status("run")
-        assert (stand.service.demands(), after.ready_groups) == ({"run": demand}, before.ready_groups)
+        after = stand.service.groups.status("run")
+        assert (stand.service.groups.demands(), after.ready_groups) == ({"run": demand}, before.ready_groups)
         assert (after.held, stand.stages) == (2, {})
-        assert await stand.service.wait_for_verdict(fast[0]) == "informative"
+        assert await stand.verdict("fast") == "ready"
         stand.environment.open(*slow)
         await stand.service.set_demand("run", demand.model_copy(update={"after": after.ready_groups[0].cursor}))
-        assert await stand.service.wait_for_verdict(slow[0]) == "informative"
+        assert await stand.verdict("slow") == "ready"
 
 
 async def test_a_replacement_that_a_crash_prevented_is_made_after_it(tmp_path: Path) -> None:
@@ -365,10 +340,10 @@ async def test_a_replacement_that_a_crash_prevented_is_made_after_it(tmp_path: P
         await stand.ledger.set_demand("run", Demand(groups=1))
     async with Stand(await SqliteLedger.open(config)) as stand:
         stand.environment.count(*ids)  # what it had counted died with the process
-        assert await stand.service.wait_for_verdict(ids[0]) == "informative"
+        assert await stand.verdict("g") == "ready"
         assert (await stand.end(f"{ids[0]}:r1")).stands_in_for == ids[0]
     async with Stand(await SqliteLedger.open(config)) as stand:
-        assert await stand.service.wait_for_verdict(ids[0]) == "informative"
+        assert await stand.verdict("g") == "ready"
         assert stand.service.pending == 0
 
 
@@ -377,8 +352,8 @@ async def test_a_replacement_whose_name_is_taken_leaves_the_group_short(caplog: 
         await stand.service.set_demand("run", Demand(groups=1))
         taken = RolloutRequest(rollout_id="g.0:r1", run_id="other", environment="scripted", task={"id": "taken"})
         await stand.service.submit([taken])
-        (name,) = await stand.submit("g", [1.0], run="sandbox_lost")
-        assert await stand.service.wait_for_verdict(name) == "short"
+        await stand.submit("g", [1.0], run="sandbox_lost")
+        assert await stand.verdict("g") == "short"
         assert "no replacement for rollout g.0" in caplog.text
 
 
@@ -391,22 +366,12 @@ async def test_a_defect_of_the_book_does_not_stop_the_service(
     async with Stand() as stand:
         await stand.service.set_demand("run", Demand(groups=0))
         ids = await stand.submit("g", [0.0, 1.0])
-        assert stand.service.groups_status("run").held == 2
+        assert stand.service.groups.status("run").held == 2
         monkeypatch.setattr(GroupScheduler, "decide", broken)
         await stand.service.set_policy_version(1)
         assert [(await stand.end(name)).outcome.status for name in ids] == ["completed"] * 2
         assert "its groups are not looked after any more" in caplog.text
-        assert stand.service.demands() == {}
-
-
-async def test_a_verdict_that_was_forgotten_is_read_off_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Stand() as stand:
-        await stand.service.set_demand("run", Demand(groups=9))
-        groups = [await stand.submit("teaches", [0.0, 1.0]), await stand.submit("same", [1.0, 1.0])]
-        for name in (*groups[0], *groups[1]):
-            await stand.end(name)
-        monkeypatch.setattr(GroupResults, "get", lambda results, group_id: None)
-        assert [await stand.service.wait_for_verdict(ids[0]) for ids in groups] == ["informative", "uninformative"]
+        assert stand.service.groups.demands() == {}
 
 
 async def test_what_ends_while_a_book_is_opened_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,38 +7,34 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import sample_records
-from ledger_writer import lift_page_limit, limit_pages, open_with_writer
+from ledger_writer import (
+    DAY,
+    ask,
+    change,
+    child,
+    lift_page_limit,
+    limit_pages,
+    open_with_writer,
+    opened,
+    record,
+    traced,
+)
 
 from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, GoneError, NotFoundError
-from prorl_gym.records import Retry, Rollout, RolloutRequest, Score
+from prorl_gym.records import Retry, Rollout
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, LedgerFullError, StuckDiskError, UnreadableRecordError
-from prorl_gym.rollout.ledger.sidecar_files import CommitMark
+from prorl_gym.rollout.ledger.open_ledger import CommitMark
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
-from prorl_gym.rollout.ledger.writer_thread import WriterLimits
+from prorl_gym.rollout.ledger.writer_thread import LedgerWriter, WriterLimits
 from prorl_gym.rollout.scheduling.attempt_settler import LedgerRetry
-from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
 
-DAY = 86400.0
 NOW = 1_900_000_000.0
-
-
-def ask(rollout_id: str, size: int = 0, run_id: str = "default") -> RolloutRequest:
-    return RolloutRequest(rollout_id=rollout_id, run_id=run_id, environment="noop", task={"text": "x" * size})
-
-
-def record(rollout_id: str, size: int = 0, at: float = NOW, run_id: str = "default") -> Rollout:
-    score = Score(reward=1.0, detail={"text": "x" * size})
-    about = {"run_id": run_id, "environment": "noop", "accepted_at": at, "finished_at": at}
-    return sample_records.record(rollout_id, score=score, **about)
 
 
 class Clock:
@@ -52,64 +48,33 @@ class Clock:
 # --- commit before answer -------------------------------------------------------------------------------------------
 
 _DIE = """
-import asyncio, os, signal, sys
-from pathlib import Path
-from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.ledger import writer_thread
-from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
-from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
-
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 async def main():
     ledger = await SqliteLedger.open(LedgerConfig(path=Path(sys.argv[1])))
-    await ledger.add_rollouts([RolloutRequest(rollout_id="first", environment="noop", task={})])
+    await ledger.add_rollouts([ask("first")])
     if sys.argv[2] == "before":
         together = writer_thread.LedgerWriter._run_batch
         writer_thread.LedgerWriter._run_batch = lambda *a: (together(*a), die())
     else:
-        writer_thread._resolve = die
-    await ledger.add_rollouts([RolloutRequest(rollout_id="second", environment="noop", task={})])
-
-asyncio.run(main())
+        writer_thread.LedgerWriter._end_transaction = die
+    await ledger.add_rollouts([ask("second")])
 """
 
 
 @pytest.mark.parametrize(("moment", "kept"), [("before", ["first"]), ("after", ["first", "second"])])
-async def test_the_commit_comes_before_the_answer(tmp_path: Path, moment: str, kept: list[str]) -> None:
+async def test_the_commit_comes_before_the_answer(path: Path, moment: str, kept: list[str]) -> None:
     """Killed when all is written but the commit, it has nothing; killed before its first answer, it has it all."""
-    path = tmp_path / "l.db"
-    child = await asyncio.create_subprocess_exec(sys.executable, "-c", _DIE, str(path), moment)
-    assert await child.wait() == -signal.SIGKILL
-    ledger = await SqliteLedger.open(LedgerConfig(path=path))
-    assert [job.request.rollout_id for job in await ledger.pending_jobs()] == kept
-    await ledger.close()
-
-
-async def test_an_answer_means_that_other_processes_see_it(tmp_path: Path) -> None:
-    """A reader of a write-ahead log sees commits only."""
-    ledger = await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"))
-    reader = sqlite3.connect(tmp_path / "l.db")
-    for number in range(5):
-        await ledger.add_rollouts([ask(f"r{number}")])
-        assert reader.execute("SELECT count(*) FROM rollouts").fetchone() == (number + 1,)
-    reader.close()
-    await ledger.close()
+    killed = await asyncio.create_subprocess_exec(*child(_DIE, path, moment))
+    assert await killed.wait() == -signal.SIGKILL
+    async with opened(path) as ledger:
+        assert [job.request.rollout_id for job in await ledger.pending_jobs()] == kept
 
 
 # --- a disk that is full ------------------------------------------------------------------------------------------
 
 _FILE_LIMIT = """
-import asyncio, json, resource, sys
-from pathlib import Path
-from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
-from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, LedgerError
-
-def ask(name, size=0):
-    return RolloutRequest(rollout_id=name, environment="noop", task={"text": "x" * size})
-
 async def main():
     path = Path(sys.argv[1])
     ledger = await SqliteLedger.open(LedgerConfig(path=path))
@@ -126,84 +91,24 @@ async def main():
     pending = [job.request.rollout_id for job in await ledger.pending_jobs()]
     print(json.dumps({"errors": [isinstance(a, LedgerError) and str(a) for a in answers], "pending": pending}))
     await ledger.close()
-
-asyncio.run(main())
 """
 
 
-def test_a_write_that_the_system_refuses_leaves_nothing_half(tmp_path: Path) -> None:
+def test_a_write_that_the_system_refuses_leaves_nothing_half(path: Path) -> None:
     """A real refusal, in the middle of a transaction: all calls that shared it fail, and the next one works."""
-    done = subprocess.run(
-        [sys.executable, "-c", _FILE_LIMIT, str(tmp_path / "l.db")], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(child(_FILE_LIMIT, path), capture_output=True, text=True, check=True)
     said = json.loads(done.stdout)
     assert said["pending"] == ["kept", "after"]
-    assert all(error and error.startswith(f"{tmp_path}/l.db: disk I/O error.\n") for error in said["errors"])
-
-
-_OWN_DISK = """
-import asyncio, json, subprocess, sys
-from pathlib import Path
-directory, size = Path(sys.argv[1]), sys.argv[2]
-mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(directory)]
-if subprocess.run(mount, capture_output=True).returncode:
-    print("null")
-    sys.exit()
-from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
-from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, LedgerFullError
-
-def ask(name, size=0):
-    return RolloutRequest(rollout_id=name, run_id="run", environment="noop", task={"text": "x" * size})
-
-"""
-
-
-def run_on_own_disk(directory: Path, size: str, script: str) -> Any:
-    """Run a script in a process that has a small file system of its own in ``directory``; return what it prints."""
-    own_mounts = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
-    if shutil.which("unshare") is None or subprocess.run([*own_mounts, "true"], capture_output=True).returncode:
-        pytest.skip("no mount namespace can be made here")
-    command = [*own_mounts, sys.executable, "-c", _OWN_DISK + script, str(directory), size]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    if answer is None:
-        pytest.skip("no file system can be mounted here")
-    return answer
-
-
-_SMALL_DISK = """
-async def main():
-    path = directory / "l.db"
-    (directory / "filler").write_bytes(bytes(300_000))
-    ledger = await SqliteLedger.open(LedgerConfig(path=path))
-    accepted, said = [], ""
-    while not said:
-        name = f"r{len(accepted)}"
-        try:
-            await ledger.add_rollouts([ask(name + "-with-it"), ask(name, 20_000)])
-            accepted += [name + "-with-it", name]
-        except LedgerFullError as error:
-            said = str(error)
-    (directory / "filler").unlink()
-    await ledger.add_rollouts([ask("after")])
-    pending = [job.request.rollout_id for job in await ledger.pending_jobs()]
-    print(json.dumps([said, pending == [*accepted, "after"], len(accepted)]))
-    await ledger.close()
-
-asyncio.run(main())
-"""
-
-
-def test_a_disk_that_is_really_full_is_reported_as_such(tmp_path: Path) -> None:
-    said, right, count = run_on_own_disk(tmp_path, "1m", _SMALL_DISK)
-    assert said == f"{tmp_path}/l.db: the disk is full.\nFree space there; what was accepted is safe."
-    assert right
-    assert count > 2
+    assert all(error and error.startswith(f"{path}: disk I/O error.\n") for error in said["errors"])
 
 
 _FULL = """
+directory = Path(sys.argv[1]).parent
+mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(directory)]
+if subprocess.run(mount, capture_output=True).returncode:
+    print("null")
+    sys.exit()
+
 from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, ProrlError
 from prorl_gym.records import Outcome, Rollout, Score
@@ -223,33 +128,45 @@ def fill():
 
 async def main():
     ledger = await SqliteLedger.open(LedgerConfig(path=directory / "l.db"))
-    await ledger.add_rollouts([ask(f"r{number}") for number in range(40)])
-    for number in range(20):
-        await ledger.finish(record(f"r{number}"))
+    accepted = [f"r{number}" for number in range(40)]
+    await ledger.add_rollouts([ask(name) for name in accepted])
+    for name in accepted[:20]:
+        await ledger.finish(record(name))
     fill()
     said = {}
     try:
         for number in range(200):
-            await ledger.add_rollouts([ask(f"new{number}", 100000)])
+            await ledger.add_rollouts([ask(f"new{number}-with-it"), ask(f"new{number}", 100000)])
+            accepted += [f"new{number}-with-it", f"new{number}"]
     except ProrlError as error:
-        said["accept"] = type(error).__name__
+        said["accept"] = [type(error).__name__, str(error)]
     for number in range(10):
         await ledger.set_demand("run", Demand(groups=number))
         fill()
     said["cancelled"] = await ledger.cancel(["r38", "r39"], CancelReason.CLIENT)
     said["released"] = await ledger.acknowledge("run", 20)
-    said["pending"] = (await ledger.usage()).pending >= 20
     said["demand"] = (await ledger.demands())["run"].groups
+    (directory / "filler").unlink()
+    await ledger.add_rollouts([ask("after")])
+    pending = [job.request.rollout_id for job in await ledger.pending_jobs()]
+    said["pending"] = pending == [*accepted[20:], "after"]
     await ledger.close()
     print(json.dumps(said))
-
-asyncio.run(main())
 """
 
 
-def test_a_full_disk_takes_acknowledgements_cancels_and_demands(tmp_path: Path) -> None:
-    assert run_on_own_disk(tmp_path, "24m", _FULL) == {
-        "accept": "DiskFullError",
+def test_a_full_disk_takes_acknowledgements_cancels_and_demands(path: Path) -> None:
+    """A file system that is really full, in a process with mounts of its own."""
+    own_mounts = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
+    if shutil.which("unshare") is None or subprocess.run([*own_mounts, "true"], capture_output=True).returncode:
+        pytest.skip("no mount namespace can be made here")
+    done = subprocess.run([*own_mounts, *child(_FULL, path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    if answer is None:
+        pytest.skip("no file system can be mounted here")
+    assert answer == {
+        "accept": ["DiskFullError", f"{path}: the disk is full.\nFree space there; what was accepted is safe."],
         "cancelled": ["r38", "r39"],
         "released": 20,
         "pending": True,
@@ -257,8 +174,9 @@ def test_a_full_disk_takes_acknowledgements_cancels_and_demands(tmp_path: Path) 
     }
 
 
-async def test_a_finished_rollout_is_insisted_upon_until_there_is_room(tmp_path: Path) -> None:
-    ledger, writer = await open_with_writer(LedgerConfig(path=tmp_path / "l.db"))
+async def test_a_finished_rollout_is_insisted_upon_until_there_is_room(
+    ledger: SqliteLedger, writer: LedgerWriter
+) -> None:
     await ledger.add_rollouts([ask("r0")])
     await limit_pages(writer, 1)
     insist = LedgerRetry(retry_seconds=0.01)
@@ -275,14 +193,13 @@ async def test_a_finished_rollout_is_insisted_upon_until_there_is_room(tmp_path:
     assert tries == 3
     assert isinstance(await ledger.get("r0"), Rollout)
     assert (await ledger.usage()).kept == 1
-    await ledger.close()
 
 
 # --- the disk budget ----------------------------------------------------------------------------------------------
 
 
-async def test_over_its_budget_it_takes_nothing_and_finishes_everything(tmp_path: Path) -> None:
-    config = LedgerConfig(path=tmp_path / "l.db", budget_bytes=2_000_000)
+async def test_over_its_budget_it_takes_nothing_and_finishes_everything(path: Path) -> None:
+    config = LedgerConfig(path=path, budget_bytes=2_000_000)
     ledger = await SqliteLedger.open(config)
     accepted: list[str] = []
     with pytest.raises(LedgerFullError) as caught:
@@ -302,7 +219,7 @@ async def test_over_its_budget_it_takes_nothing_and_finishes_everything(tmp_path
     assert usage.full
     assert usage.bytes > config.budget_bytes
     assert (usage.pending, usage.kept) == (0, len(accepted))
-    assert await ledger.acknowledge("default", cursors[-1] or 0) == len(accepted)
+    assert await ledger.acknowledge("run", cursors[-1] or 0) == len(accepted)
     usage = await ledger.usage()
     assert not usage.full
     assert usage.bytes < 200_000
@@ -310,18 +227,16 @@ async def test_over_its_budget_it_takes_nothing_and_finishes_everything(tmp_path
     await ledger.close()
 
 
-async def test_many_records_are_released_in_slices_between_which_others_get_their_turn(tmp_path: Path) -> None:
-    ledger = await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"))
+async def test_many_records_are_released_in_slices_between_which_others_get_their_turn(ledger: SqliteLedger) -> None:
     names = [f"r{number}" for number in range(600)]
     await ledger.add_rollouts([ask(name) for name in names])
     await asyncio.gather(*(ledger.finish(record(name)) for name in names))
-    releasing = asyncio.create_task(ledger.acknowledge("default", 600))
+    releasing = asyncio.create_task(ledger.acknowledge("run", 600))
     seen: set[int] = set()
     while not releasing.done():
         seen.add((await ledger.usage()).released)
     assert await releasing == 600
     assert len(seen) > 2
-    await ledger.close()
 
 
 async def test_pages_are_given_back_to_the_file_system(tmp_path: Path) -> None:
@@ -330,7 +245,7 @@ async def test_pages_are_given_back_to_the_file_system(tmp_path: Path) -> None:
     names = [f"r{number}" for number in range(100)]
     await ledger.add_rollouts([ask(name) for name in names])
     await asyncio.gather(*(ledger.finish(record(name, 50_000)) for name in names))
-    await ledger.acknowledge("default", 100)
+    await ledger.acknowledge("run", 100)
     now = writer.open_ledger.clock()
     while (await writer.run(lambda tables: tables.retention.collect_garbage(now, spare_bytes=100_000))).more:
         pass
@@ -341,82 +256,72 @@ async def test_pages_are_given_back_to_the_file_system(tmp_path: Path) -> None:
 # --- forgetting ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "memory"])
-async def test_traces_are_forgotten_and_cursors_are_not_used_again(tmp_path: Path, kind: str) -> None:
+async def test_traces_are_forgotten_and_cursors_are_not_used_again(path: Path) -> None:
     clock = Clock()
-    config = LedgerConfig(path=tmp_path / "l.db")
-    ledger = MemoryLedger(clock) if kind == "memory" else await SqliteLedger.open(config, clock)
-    await ledger.add_rollouts([ask("a"), ask("b"), ask("pending")])
-    assert [await ledger.finish(record(name)) for name in ("a", "b")] == [1, 2]
+    async with opened(path, clock) as ledger:
+        await ledger.add_rollouts([ask("a"), ask("b"), ask("pending")])
+        assert [await ledger.finish(record(name)) for name in ("a", "b")] == [1, 2]
+        clock.now += 15 * DAY
+        assert await ledger.collect_garbage() == 2
+        clock.now += 29 * DAY
+        assert await ledger.collect_garbage() == 0
+        with pytest.raises(GoneError):
+            await ledger.get("a")
+        clock.now += 2 * DAY
+        await ledger.collect_garbage()
+        assert await ledger.summaries() == []
+        with pytest.raises(NotFoundError) as caught:
+            await ledger.get("a")
+        assert not isinstance(caught.value, GoneError)
+    async with opened(path, clock) as ledger:
+        assert [answer.duplicate for answer in await ledger.add_rollouts([ask("a")])] == [False]
+        assert await ledger.finish(record("a")) == 3
+        assert [delivery.cursor for delivery in await ledger.read_records(None, 2, 10)] == [3]
+        assert [job.request.rollout_id for job in await ledger.pending_jobs()] == ["pending"]
+
+
+async def test_a_ledger_collects_when_it_is_opened(path: Path) -> None:
+    clock = Clock()
+    async with opened(path, clock) as ledger:
+        await ledger.add_rollouts([ask("a")])
+        await ledger.finish(record("a"))
     clock.now += 15 * DAY
-    assert await ledger.collect_garbage() == 2
-    clock.now += 29 * DAY
-    assert await ledger.collect_garbage() == 0
-    with pytest.raises(GoneError):
-        await ledger.get("a")
-    clock.now += 2 * DAY
-    await ledger.collect_garbage()
-    assert await ledger.summaries() == []
-    with pytest.raises(NotFoundError) as caught:
-        await ledger.get("a")
-    assert not isinstance(caught.value, GoneError)
-    if kind == "sqlite":
-        await ledger.close()
-        ledger = await SqliteLedger.open(config, clock)
-    assert [answer.duplicate for answer in await ledger.add_rollouts([ask("a")])] == [False]
-    assert await ledger.finish(record("a", at=clock.now)) == 3
-    assert [delivery.cursor for delivery in await ledger.read_records(None, 2, 10)] == [3]
-    assert [job.request.rollout_id for job in await ledger.pending_jobs()] == ["pending"]
-    await ledger.close()
+    async with opened(path, clock) as ledger:
+        while (await ledger.usage()).kept:
+            pass
 
 
-async def test_a_ledger_collects_when_it_is_opened(tmp_path: Path) -> None:
+async def test_wishes_for_runs_of_which_nothing_is_left_are_forgotten(path: Path) -> None:
     clock = Clock()
-    config = LedgerConfig(path=tmp_path / "l.db")
-    ledger = await SqliteLedger.open(config, clock)
-    await ledger.add_rollouts([ask("a")])
-    await ledger.finish(record("a"))
-    await ledger.close()
-    clock.now += 15 * DAY
-    ledger = await SqliteLedger.open(config, clock)
-    while (await ledger.usage()).kept:
-        pass
-    await ledger.close()
-
-
-async def test_wishes_for_runs_of_which_nothing_is_left_are_forgotten(tmp_path: Path) -> None:
-    clock = Clock()
-    ledger = await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"), clock)
-    await ledger.add_rollouts([ask("a", run_id="busy")])
-    for run_id in ("busy", "idle"):
-        await ledger.set_demand(run_id, Demand(groups=1))
-    clock.now += 31 * DAY
-    await ledger.collect_garbage()
-    assert list(await ledger.demands()) == ["busy"]
-    await ledger.close()
+    async with opened(path, clock) as ledger:
+        await ledger.add_rollouts([ask("a", run_id="busy")])
+        for run_id in ("busy", "idle"):
+            await ledger.set_demand(run_id, Demand(groups=1))
+        clock.now += 31 * DAY
+        await ledger.collect_garbage()
+        assert list(await ledger.demands()) == ["busy"]
 
 
 # --- what a busy service asks ---------------------------------------------------------------------------------------
 
 
-async def test_no_question_walks_over_everything(tmp_path: Path) -> None:
+async def test_no_question_walks_over_everything(path: Path) -> None:
     """The cost of a call is that of what it names, however much the ledger holds."""
-    ledger, writer = await open_with_writer(LedgerConfig(path=tmp_path / "l.db"))
+    ledger, writer = await open_with_writer(LedgerConfig(path=path))
     names = [f"r{number}" for number in range(50)]
-    await ledger.add_rollouts([ask(name, run_id="run") for name in names])
+    await ledger.add_rollouts([ask(name) for name in names])
     for name in names[:40]:
-        await ledger.finish(record(name, run_id="run"))
-    asked: set[str] = set()
-    await writer.run(lambda _: writer.open_ledger.connection.set_trace_callback(asked.add))
-    await ledger.add_rollouts([ask("new", run_id="run"), ask("r0", run_id="run")])
+        await ledger.finish(record(name))
+    traced_statements = await traced(writer)
+    await ledger.add_rollouts([ask("new"), ask("r0")])
     await ledger.next_jobs(["new", "r1"])
     await ledger.begin_attempt("new")
-    await ledger.add_and_begin([ask("at-once", run_id="run"), ask("r0", run_id="run")])
+    await ledger.add_and_begin([ask("at-once"), ask("r0")])
     retry = Retry(attempt=0, kind=FailureKind.ENGINE_TIMEOUT, stage="run", message="x")
     await ledger.fail_attempt("new", retry)
     await ledger.withdraw_attempts(["new"])
     await ledger.cancel(["r1"], CancelReason.CLIENT)
-    await ledger.finish(record("new", run_id="run").model_copy(update={"attempt": 1}))
+    await ledger.finish(record("new").model_copy(update={"attempt": 1}))
     await ledger.get("new")
     await ledger.requests(["new"])
     await ledger.read_records("run", 30, 5)
@@ -426,9 +331,9 @@ async def test_no_question_walks_over_everything(tmp_path: Path) -> None:
     await ledger.acknowledge("run", 5)
     await ledger.collect_garbage()
     await ledger.usage()
-    await writer.run(lambda _: writer.open_ledger.connection.set_trace_callback(None))
+    asked = set(traced_statements)
     await ledger.close()
-    with sqlite3.connect(tmp_path / "l.db") as db:
+    with sqlite3.connect(path) as db:
         plans = {
             (row[3], statement)
             for statement in asked
@@ -451,48 +356,41 @@ async def test_no_question_walks_over_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["'{\"schema_version\": 99}'", "'no json'", "CAST(x'7bff00fe' AS TEXT)"])
-async def test_a_record_that_cannot_be_read_is_reported_and_delivered(tmp_path: Path, damage: str) -> None:
-    config = LedgerConfig(path=tmp_path / "l.db")
-    ledger = await SqliteLedger.open(config)
-    await ledger.add_rollouts([ask("bad"), ask("good"), ask("asked")])
-    for name in ("bad", "good"):
-        await ledger.finish(record(name))
-    await ledger.close()
-    with sqlite3.connect(config.path) as file:
-        file.execute(f"UPDATE records SET record = {damage} WHERE cursor = 1")
-        file.execute(f"UPDATE bodies SET body = {damage} WHERE seq = 3")
-        file.execute("INSERT INTO demands VALUES ('run', '{\"later\": 1}', 0)")
-    file.close()
-    ledger = await SqliteLedger.open(config)
-    for name in ("bad", "asked"):
-        with pytest.raises(UnreadableRecordError, match=f"rollout {name}: its .* cannot be read") as caught:
-            await ledger.get(name)
-        assert len(str(caught.value).splitlines()) == 2
-    assert isinstance(await ledger.get("good"), Rollout)
-    assert [delivery.cursor for delivery in await ledger.read_records(None, 0, 10)] == [1, 2]
-    assert await ledger.demands() == {}
-    await ledger.close()
+async def test_a_record_that_cannot_be_read_is_reported_and_delivered(path: Path, damage: str) -> None:
+    async with opened(path) as ledger:
+        await ledger.add_rollouts([ask("bad"), ask("good"), ask("asked")])
+        for name in ("bad", "good"):
+            await ledger.finish(record(name))
+    change(
+        path,
+        f"UPDATE records SET record = {damage} WHERE cursor = 1",
+        f"UPDATE bodies SET body = {damage} WHERE seq = 3",
+        "INSERT INTO demands VALUES ('run', '{\"later\": 1}', 0)",
+    )
+    async with opened(path) as ledger:
+        for name in ("bad", "asked"):
+            with pytest.raises(UnreadableRecordError, match=f"rollout {name}: its .* cannot be read") as caught:
+                await ledger.get(name)
+            assert len(str(caught.value).splitlines()) == 2
+        assert isinstance(await ledger.get("good"), Rollout)
+        assert [delivery.cursor for delivery in await ledger.read_records(None, 0, 10)] == [1, 2]
+        assert await ledger.demands() == {}
 
 
-def test_no_log_is_left_beside_a_closed_ledger(tmp_path: Path) -> None:
+async def test_no_log_is_left_beside_a_closed_ledger(path: Path) -> None:
     """Moving it means moving one file, and the mark that says how many commits it has."""
-
-    async def use() -> None:
-        ledger = await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"))
+    async with opened(path) as ledger:
         await ledger.add_rollouts([ask("a")])
-        await ledger.close()
-
-    asyncio.run(use())
-    assert sorted(os.listdir(tmp_path)) == ["l.db", "l.db.lock", "l.db.mark"]
+    assert sorted(os.listdir(path.parent)) == ["l.db", "l.db.lock", "l.db.mark"]
 
 
 # --- a disk that does not answer ------------------------------------------------------------------------------------
 
 
 async def test_what_was_withdrawn_while_the_disk_was_tried_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger, _ = await open_with_writer(LedgerConfig(path=tmp_path / "l.db"), WriterLimits(urgent_seconds=0.1))
+    ledger, _ = await open_with_writer(LedgerConfig(path=path), WriterLimits(urgent_seconds=0.1))
     await ledger.add_rollouts([ask("a")])
     thaw, probe = threading.Event(), CommitMark.sync
 
@@ -505,16 +403,16 @@ async def test_what_was_withdrawn_while_the_disk_was_tried_is_not_kept(
         with pytest.raises(StuckDiskError, match="Nothing was done"):
             await ledger.cancel(["a"], CancelReason.CLIENT)
         with pytest.raises(StuckDiskError, match="Nothing was done"):
-            await ledger.set_demand("default", Demand(groups=1))
+            await ledger.set_demand("run", Demand(groups=1))
         thaw.set()
     assert await ledger.finish(record("a")) == 1
     assert dict(await ledger.demands()) == {}
     await ledger.close()
 
 
-async def test_what_is_urgent_waits_for_no_queue(tmp_path: Path) -> None:
+async def test_what_is_urgent_waits_for_no_queue(path: Path) -> None:
     limits = WriterLimits(batch=100)
-    ledger, _ = await open_with_writer(LedgerConfig(path=tmp_path / "l.db"), limits)
+    ledger, _ = await open_with_writer(LedgerConfig(path=path), limits)
     await ledger.add_rollouts([ask("a")])
     order: list[str] = []
 

@@ -4,22 +4,17 @@ import asyncio
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
-import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import sample_records
-from ledger_writer import hanging_disk, ledger_and_writer, lift_page_limit, limit_pages
+from ledger_writer import DAY, ask, change, child, hanging_disk, lift_page_limit, limit_pages, opened, record
 
 from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, GoneError, ProrlError
-from prorl_gym.records import Rollout, RolloutRequest, Score
-from prorl_gym.rollout.ledger import ledger_clock
-from prorl_gym.rollout.ledger.encoding import decode_rollout
+from prorl_gym.records import Rollout
+from prorl_gym.rollout.ledger import open_ledger
 from prorl_gym.rollout.ledger.ledger_config import (
     DamagedLedgerError,
     LedgerConfig,
@@ -28,129 +23,85 @@ from prorl_gym.rollout.ledger.ledger_config import (
     UnreadableRecordError,
 )
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
-
-DAY = 86400.0
-
-
-def ask(rollout_id: str, size: int = 0) -> RolloutRequest:
-    return RolloutRequest(rollout_id=rollout_id, run_id="run", environment="noop", task={"text": "x" * size})
-
-
-def record(rollout_id: str, size: int = 0) -> Rollout:
-    return sample_records.record(
-        rollout_id, run_id="run", environment="noop", score=Score(reward=1.0, detail={"text": "x" * size})
-    )
-
-
-@asynccontextmanager
-async def opened(path: Path) -> AsyncGenerator[SqliteLedger]:
-    ledger = await SqliteLedger.open(LedgerConfig(path=path))
-    try:
-        yield ledger
-    finally:
-        await ledger.close()
-
+from prorl_gym.rollout.ledger.writer_thread import LedgerWriter
 
 _DIE = """
-import asyncio, os, signal, sys
-from pathlib import Path
-from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
-from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
-
 async def main():
     ledger = await SqliteLedger.open(LedgerConfig(path=Path(sys.argv[1])))
     for number in range(20):
-        await ledger.add_rollouts([RolloutRequest(rollout_id=f"r{number}", environment="noop", task={})])
+        await ledger.add_rollouts([ask(f"r{number}")])
     os.kill(os.getpid(), signal.SIGKILL)
-
-asyncio.run(main())
 """
 
 
 def killed(path: Path) -> None:
     """Accept 20 rollouts, one commit each, and die."""
-    assert subprocess.run([sys.executable, "-c", _DIE, str(path)], check=False).returncode == -signal.SIGKILL
+    assert subprocess.run(child(_DIE, path), check=False).returncode == -signal.SIGKILL
 
 
 # --- one ledger, one service ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [os.symlink, os.link], ids=["symlink", "hard link"])
-async def test_another_name_of_a_ledger_in_use_is_refused(tmp_path: Path, make: object) -> None:
-    path, twin = tmp_path / "l.db", tmp_path / "elsewhere" / "twin.db"
+async def test_another_name_of_a_ledger_in_use_is_refused(
+    tmp_path: Path, path: Path, make: Callable[[Path, Path], None]
+) -> None:
+    twin = tmp_path / "elsewhere" / "twin.db"
     twin.parent.mkdir()
     async with opened(path) as ledger:
         await ledger.add_rollouts([ask("a")])
-        assert callable(make)
         make(path, twin)
         with pytest.raises(LedgerInUseError, match="another service uses it"):
             await SqliteLedger.open(LedgerConfig(path=twin))
         await ledger.add_rollouts([ask("b")])
 
 
-async def test_a_symbolic_link_to_a_directory_is_no_other_ledger(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    async with opened(tmp_path / "real" / "l.db"):
-        with pytest.raises(LedgerInUseError):
-            await SqliteLedger.open(LedgerConfig(path=tmp_path / "link" / "l.db"))
-
-
-async def test_a_hard_link_does_not_hide_the_log_of_a_service_that_was_killed(tmp_path: Path) -> None:
-    killed(tmp_path / "l.db")
-    os.link(tmp_path / "l.db", tmp_path / "twin.db")
+async def test_a_hard_link_does_not_hide_the_log_of_a_service_that_was_killed(tmp_path: Path, path: Path) -> None:
+    killed(path)
+    os.link(path, tmp_path / "twin.db")
     with pytest.raises(LedgerError, match="is another name") as caught:
         await SqliteLedger.open(LedgerConfig(path=tmp_path / "twin.db"))
     assert caught.value.fix == f"Set ledger.path to {tmp_path / 'l.db'}."
-    async with opened(tmp_path / "l.db") as ledger:
-        assert len(await ledger.pending_jobs()) == 20
+    for _ in range(2):  # a kill and a stop raise no alarm
+        async with opened(path) as ledger:
+            assert len(await ledger.pending_jobs()) == 20
 
 
-async def test_a_ledger_may_be_moved(tmp_path: Path) -> None:
-    async with opened(tmp_path / "l.db") as ledger:
+async def test_a_ledger_may_be_moved(tmp_path: Path, path: Path) -> None:
+    async with opened(path) as ledger:
         await ledger.add_rollouts([ask("a")])
     for name in ("l.db", "l.db.mark"):
         (tmp_path / name).rename(tmp_path / f"moved-{name}")
     async with opened(tmp_path / "moved-l.db") as ledger:
         assert len(await ledger.pending_jobs()) == 1
-    async with opened(tmp_path / "l.db") as fresh:
+    async with opened(path) as fresh:
         assert await fresh.pending_jobs() == []
 
 
 # --- lost commits ---------------------------------------------------------------------------------------------------
 
 
-def remove_log(path: Path) -> None:
-    path.with_name("l.db-wal").unlink()
-
-
-def cut_log(path: Path) -> None:
-    log = path.with_name("l.db-wal")
+def cut_log(log: Path) -> None:
     os.truncate(log, log.stat().st_size // 2)
 
 
-def cut_the_last_frame(path: Path) -> None:
-    log = path.with_name("l.db-wal")
+def cut_the_last_frame(log: Path) -> None:
     os.truncate(log, log.stat().st_size - 1)
 
 
-def flip_bits(path: Path) -> None:
-    log = path.with_name("l.db-wal")
+def flip_bits(log: Path) -> None:
     data = bytearray(log.read_bytes())
     for place in (len(data) // 3, len(data) // 2, len(data) - 100):
         data[place] ^= 4
     log.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", [remove_log, cut_log, cut_the_last_frame, flip_bits])
+@pytest.mark.parametrize("damage", [Path.unlink, cut_log, cut_the_last_frame, flip_bits])
 async def test_a_log_that_lost_commits_is_told_at_every_start_until_it_is_settled(
-    tmp_path: Path, damage: object
+    path: Path, damage: Callable[[Path], None]
 ) -> None:
-    path = tmp_path / "l.db"
     killed(path)
-    assert callable(damage)
-    damage(path)
+    damage(path.with_name("l.db-wal"))
     for _ in range(2):
         with pytest.raises(DamagedLedgerError, match=r"its last \d+ commits are missing") as caught:
             await SqliteLedger.open(LedgerConfig(path=path))
@@ -181,8 +132,7 @@ async def test_a_missing_or_empty_database_is_not_taken_for_a_new_one(tmp_path: 
         assert await ledger.pending_jobs() == []
 
 
-async def test_an_older_copy_of_the_file_is_reported(tmp_path: Path) -> None:
-    path = tmp_path / "l.db"
+async def test_an_older_copy_of_the_file_is_reported(tmp_path: Path, path: Path) -> None:
     async with opened(path) as ledger:
         await ledger.add_rollouts([ask("a")])
     shutil.copy(path, tmp_path / "copy")
@@ -193,25 +143,11 @@ async def test_an_older_copy_of_the_file_is_reported(tmp_path: Path) -> None:
         await SqliteLedger.open(LedgerConfig(path=path))
 
 
-async def test_a_kill_and_a_stop_lose_nothing_and_raise_no_alarm(tmp_path: Path) -> None:
-    killed(tmp_path / "l.db")
-    for _ in range(2):
-        async with opened(tmp_path / "l.db") as ledger:
-            assert len(await ledger.pending_jobs()) == 20
-
-
 # --- damaged records ------------------------------------------------------------------------------------------------
 
 
-def change(path: Path, statement: str, *values: object) -> None:
-    with sqlite3.connect(path) as db:
-        db.execute(statement, values)
-    db.close()
-
-
 @pytest.mark.parametrize("run", [None, "run"])
-async def test_a_damaged_record_is_marked_and_stops_no_other(tmp_path: Path, run: str | None) -> None:
-    path = tmp_path / "l.db"
+async def test_a_damaged_record_is_marked_and_stops_no_other(path: Path, run: str | None) -> None:
     async with opened(path) as ledger:
         await ledger.add_rollouts([ask(f"r{number}") for number in range(5)])
         for number in range(5):
@@ -220,16 +156,15 @@ async def test_a_damaged_record_is_marked_and_stops_no_other(tmp_path: Path, run
     async with opened(path) as ledger:
         found = await ledger.read_records(run, 0, 100)
         assert [bool(one.damage) for one in found] == [False, False, True, False, False]
-        rollout = decode_rollout(found[2].record)
+        rollout = Rollout.model_validate_json(found[2].record)
         assert (rollout.rollout_id, rollout.outcome.kind, rollout.reward) == ("r2", "internal", None)
         with pytest.raises(UnreadableRecordError):
             await ledger.get("r2")
         assert await ledger.acknowledge(run, 5) == 5
 
 
-async def test_a_record_whose_reward_was_changed_is_damaged(tmp_path: Path) -> None:
+async def test_a_record_whose_reward_was_changed_is_damaged(path: Path) -> None:
     """It is good JSON all the same: only its checksum tells."""
-    path = tmp_path / "l.db"
     async with opened(path) as ledger:
         await ledger.add_rollouts([ask("a")])
         await ledger.finish(record("a"))
@@ -267,10 +202,10 @@ async def test_a_damaged_page_stops_no_record_of_another_page(tmp_path: Path) ->
 # --- clocks that jump -----------------------------------------------------------------------------------------------
 
 
-async def test_a_clock_that_jumps_releases_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, now, up = tmp_path / "l.db", [1.8e9], [1000.0]
+async def test_a_clock_that_jumps_releases_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, up = [1.8e9], [1000.0]
     monkeypatch.setattr("time.time", lambda: now[0])
-    monkeypatch.setattr(ledger_clock, "uptime", lambda: up[0])
+    monkeypatch.setattr(open_ledger, "uptime", lambda: up[0])
     async with opened(path) as ledger:
         await ledger.add_rollouts([ask("a")])
         await ledger.finish(record("a"))
@@ -289,20 +224,20 @@ async def test_a_clock_that_jumps_releases_nothing(tmp_path: Path, monkeypatch: 
 
 
 async def test_time_that_passes_while_the_service_is_stopped_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     up, boot = [1000.0], ["one"]
-    monkeypatch.setattr(ledger_clock, "uptime", lambda: up[0])
-    monkeypatch.setattr(ledger_clock, "boot_id", lambda: boot[0])
-    async with opened(tmp_path / "l.db") as ledger:
+    monkeypatch.setattr(open_ledger, "uptime", lambda: up[0])
+    monkeypatch.setattr(open_ledger, "boot_id", lambda: boot[0])
+    async with opened(path) as ledger:
         await ledger.add_rollouts([ask("a")])
         await ledger.finish(record("a"))
     up[0], boot[0] = 40 * DAY, "two"  # after a reboot the time that passed is unknown
-    async with opened(tmp_path / "l.db") as ledger:
+    async with opened(path) as ledger:
         assert await ledger.collect_garbage() == 0
         assert isinstance(await ledger.get("a"), Rollout)
     up[0] += 15 * DAY
-    async with opened(tmp_path / "l.db") as ledger:
+    async with opened(path) as ledger:
         await ledger.collect_garbage()
         with pytest.raises(GoneError):
             await ledger.get("a")
@@ -311,29 +246,27 @@ async def test_time_that_passes_while_the_service_is_stopped_counts(
 # --- a disk that is stuck or full ------------------------------------------------------------------------------------
 
 
-async def test_asking_what_it_holds_needs_no_disk(tmp_path: Path) -> None:
+async def test_asking_what_it_holds_needs_no_disk(ledger: SqliteLedger, writer: LedgerWriter) -> None:
     """A write that hangs, as on a frozen file system, blocks no reads."""
-    async with ledger_and_writer(LedgerConfig(path=tmp_path / "l.db")) as (ledger, writer):
-        await ledger.add_rollouts([ask("a")])
-        async with hanging_disk(writer):
-            accepting = asyncio.create_task(ledger.add_rollouts([ask("b")]))
-            usage = await asyncio.wait_for(ledger.usage(), 5)
-            assert (usage.pending, usage.kept) == (1, 0)
-        await accepting
-        assert (await ledger.usage()).pending == 2
+    await ledger.add_rollouts([ask("a")])
+    async with hanging_disk(writer):
+        accepting = asyncio.create_task(ledger.add_rollouts([ask("b")]))
+        usage = await asyncio.wait_for(ledger.usage(), 5)
+        assert (usage.pending, usage.kept) == (1, 0)
+    await accepting
+    assert (await ledger.usage()).pending == 2
 
 
-async def test_a_demand_that_cannot_be_written_does_not_hold(tmp_path: Path) -> None:
+async def test_a_demand_that_cannot_be_written_does_not_hold(ledger: SqliteLedger, writer: LedgerWriter) -> None:
     """Without the reserve it is refused as before."""
-    async with ledger_and_writer(LedgerConfig(path=tmp_path / "l.db")) as (ledger, writer):
-        assert writer.open_ledger.sidecars is not None
-        writer.open_ledger.sidecars.reserve.release()
-        await limit_pages(writer, 0)
-        number = 0
-        with pytest.raises(ProrlError, match="the disk is full"):
-            for number in range(1000):
-                await ledger.set_demand(f"run-{number}", Demand(groups=number))
-        held = len(await ledger.demands())
-        await lift_page_limit(writer)
-        assert held == number
-        assert await ledger.cancel(["nobody"], CancelReason.CLIENT) == []
+    assert writer.open_ledger.reserve is not None
+    writer.open_ledger.reserve.release()
+    await limit_pages(writer, 0)
+    number = 0
+    with pytest.raises(ProrlError, match="the disk is full"):
+        for number in range(1000):
+            await ledger.set_demand(f"run-{number}", Demand(groups=number))
+    held = len(await ledger.demands())
+    await lift_page_limit(writer)
+    assert held == number
+    assert await ledger.cancel(["nobody"], CancelReason.CLIENT) == []

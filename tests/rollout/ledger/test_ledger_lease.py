@@ -1,20 +1,16 @@
 """Ledgers on network file systems: a lease with a heartbeat, an epoch that fences, a rollback journal."""
 
 import asyncio
-import contextlib
-import json
 import os
 import signal
 import sqlite3
-import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ledger_writer import ledger_and_writer, query
+from ledger_writer import ask, child, ledger_and_writer, opened, query
 
-from prorl_gym.records import RolloutRequest
 from prorl_gym.rollout.ledger.lease import Lease, LeaseHolder
 from prorl_gym.rollout.ledger.ledger_config import FencedError, LedgerConfig, LedgerError
 from prorl_gym.rollout.ledger.open_ledger import network_filesystem
@@ -30,21 +26,8 @@ def everything_is_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prorl_gym.rollout.ledger.open_ledger.network_filesystem", on_nfs)
 
 
-def ask(rollout_id: str) -> RolloutRequest:
-    return RolloutRequest(rollout_id=rollout_id, environment="noop", task={})
-
-
 def config(path: Path, seconds: float = 60.0) -> LedgerConfig:
     return LedgerConfig(path=path, allow_network_filesystem=True, lease_seconds=seconds, busy_seconds=10)
-
-
-@contextlib.asynccontextmanager
-async def opened(path: Path, seconds: float = 60.0) -> AsyncGenerator[SqliteLedger]:
-    ledger = await SqliteLedger.open(config(path, seconds))
-    try:
-        yield ledger
-    finally:
-        await ledger.close()
 
 
 def lease_file(path: Path) -> Path:
@@ -63,20 +46,19 @@ def from_elsewhere(path: Path) -> None:
     lease_file(path).write_text(holder.model_copy(update={"boot": "another", "host": "elsewhere"}).model_dump_json())
 
 
-async def test_it_has_a_rollback_journal_that_is_synced(tmp_path: Path) -> None:
-    async with ledger_and_writer(config(tmp_path / "l.db")) as (ledger, writer):
+async def test_it_has_a_rollback_journal_that_is_synced(tmp_path: Path, path: Path) -> None:
+    async with ledger_and_writer(config(path)) as (ledger, writer):
         assert await query(writer, "PRAGMA journal_mode") == "truncate"
         assert await query(writer, "PRAGMA synchronous") == 3
         await ledger.add_rollouts([ask("a")])
         assert not (tmp_path / "l.db-wal").exists()
-        assert lease_file(tmp_path / "l.db").stat().st_mode & 0o777 == 0o600
-    assert not lease_file(tmp_path / "l.db").exists()
+        assert lease_file(path).stat().st_mode & 0o777 == 0o600
+    assert not lease_file(path).exists()
 
 
 async def test_a_ledger_can_be_moved_to_a_network_file_system_and_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "l.db"
     for number, kind in enumerate((None, "nfs4", None)):
         monkeypatch.setattr("prorl_gym.rollout.ledger.open_ledger.network_filesystem", lambda path, kind=kind: kind)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
         async with ledger_and_writer(config(path)) as (ledger, writer):
@@ -85,9 +67,8 @@ async def test_a_ledger_can_be_moved_to_a_network_file_system_and_back(
             assert len(await ledger.pending_jobs()) == number + 1
 
 
-async def test_who_has_a_heartbeat_keeps_it(tmp_path: Path) -> None:
-    path = tmp_path / "l.db"
-    async with opened(path) as ledger:
+async def test_who_has_a_heartbeat_keeps_it(path: Path) -> None:
+    async with opened(config(path)) as ledger:
         from_elsewhere(path)
         with pytest.raises(LedgerError) as caught:
             await SqliteLedger.open(config(path))
@@ -98,9 +79,8 @@ async def test_who_has_a_heartbeat_keeps_it(tmp_path: Path) -> None:
         assert await ledger.pending_jobs() == []
 
 
-async def test_a_stale_lease_is_taken_and_its_holder_is_fenced_off(tmp_path: Path) -> None:
-    path = tmp_path / "l.db"
-    async with opened(path) as old:
+async def test_a_stale_lease_is_taken_and_its_holder_is_fenced_off(path: Path) -> None:
+    async with opened(config(path)) as old:
         await old.add_rollouts([ask("by-old")])
         from_elsewhere(path)
         let_it_go_stale(path)
@@ -120,23 +100,21 @@ async def test_a_stale_lease_is_taken_and_its_holder_is_fenced_off(tmp_path: Pat
         assert not lease_file(path).exists()
 
 
-async def test_an_old_holder_does_not_release_what_is_another_ones(tmp_path: Path) -> None:
-    path = tmp_path / "l.db"
+async def test_an_old_holder_does_not_release_what_is_another_ones(path: Path) -> None:
     old = await SqliteLedger.open(config(path))
     from_elsewhere(path)
     let_it_go_stale(path)
-    async with opened(path) as new:
+    async with opened(config(path)) as new:
         await old.close()
         assert lease_file(path).exists()
         await new.add_rollouts([ask("a")])
 
 
 async def test_a_head_that_cannot_renew_stops_by_itself_and_goes_on_when_it_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "clock_gettime", lambda clock: now)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    path = tmp_path / "l.db"
     async with ledger_and_writer(config(path, 100)) as (ledger, writer):
         now = 1069.0
         await ledger.add_rollouts([ask("in-time")])
@@ -150,9 +128,8 @@ async def test_a_head_that_cannot_renew_stops_by_itself_and_goes_on_when_it_can(
         assert [job.request.rollout_id for job in await ledger.pending_jobs()] == ["in-time", "again"]
 
 
-async def test_a_heartbeat_is_given_by_itself(tmp_path: Path) -> None:
-    path = tmp_path / "l.db"
-    async with opened(path, seconds=0.5) as ledger:
+async def test_a_heartbeat_is_given_by_itself(path: Path) -> None:
+    async with opened(config(path, 0.5)) as ledger:
         began = time.monotonic()
         beats: set[int] = set()
         while len(beats) < 4:
@@ -175,12 +152,11 @@ async def test_a_lease_file_that_was_removed_or_written_over_is_lost(tmp_path: P
                 await ledger.add_rollouts([ask("a")])
 
 
-async def test_a_takeover_that_was_interrupted_is_made_again(tmp_path: Path) -> None:
+async def test_a_takeover_that_was_interrupted_is_made_again(path: Path) -> None:
     """The lease file has the new epoch, the database does not: the next one's is above both."""
-    path = tmp_path / "l.db"
-    async with opened(path):
+    async with opened(config(path)):
         pass
-    Lease.claim(path, 60).acquire(1)
+    Lease.acquire(path, 60, 1)
     from_elsewhere(path)
     let_it_go_stale(path)
     async with ledger_and_writer(config(path)) as (_, writer):
@@ -190,13 +166,6 @@ async def test_a_takeover_that_was_interrupted_is_made_again(tmp_path: Path) -> 
 # --- with processes -------------------------------------------------------------------------------------------------
 
 _HOLD = """
-import asyncio, sys, time
-from pathlib import Path
-from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.ledger import open_ledger
-from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
-from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, LedgerError
-
 open_ledger.network_filesystem = lambda path: "nfs4"
 
 async def main():
@@ -206,47 +175,42 @@ async def main():
         ledger = await SqliteLedger.open(
             LedgerConfig(path=path, allow_network_filesystem=True, lease_seconds=seconds, busy_seconds=20)
         )
-        await ledger.add_rollouts([RolloutRequest(rollout_id=name, environment="noop", task={})])
+        await ledger.add_rollouts([ask(name)])
         print("held", flush=True)
     except LedgerError as error:
         print(error.what, flush=True)
         return
     while sys.stdin.readline():
         try:
-            await ledger.add_rollouts([RolloutRequest(rollout_id=name + "-late", environment="noop", task={})])
+            await ledger.add_rollouts([ask(name + "-late")])
             print("wrote", flush=True)
         except LedgerError as error:
             print(error.what, flush=True)
     await ledger.close()
-
-asyncio.run(main())
 """
 
 
 async def start(path: Path, name: str, seconds: float) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _HOLD, str(path), name, str(seconds), stdin=pipe, stdout=pipe
-    )
+    return await asyncio.create_subprocess_exec(*child(_HOLD, path, name, str(seconds)), stdin=pipe, stdout=pipe)
 
 
-async def say(child: asyncio.subprocess.Process) -> str:
+async def say(service: asyncio.subprocess.Process) -> str:
     """Let it go on by a step and return what it says."""
-    assert child.stdin is not None
-    assert child.stdout is not None
-    child.stdin.write(b"\n")
-    return (await child.stdout.readline()).decode().strip()
+    assert service.stdin is not None
+    assert service.stdout is not None
+    service.stdin.write(b"\n")
+    return (await service.stdout.readline()).decode().strip()
 
 
 async def end(*children: asyncio.subprocess.Process) -> None:
-    for child in children:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
+    for one in children:
+        if one.returncode is None:
+            one.kill()
+            await one.wait()
 
 
-async def test_of_two_that_race_for_a_stale_lease_one_wins(tmp_path: Path) -> None:
-    path = tmp_path / "l.db"
+async def test_of_two_that_race_for_a_stale_lease_one_wins(path: Path) -> None:
     first = await SqliteLedger.open(config(path))
     await first.add_rollouts([ask("first")])
     from_elsewhere(path)
@@ -267,8 +231,7 @@ async def test_of_two_that_race_for_a_stale_lease_one_wins(tmp_path: Path) -> No
     assert names == ["first", f"racer{said.index('held')}"]
 
 
-async def test_who_was_killed_on_this_host_is_followed_at_once_and_who_hangs_is_fenced(tmp_path: Path) -> None:
-    path = tmp_path / "l.db"
+async def test_who_was_killed_on_this_host_is_followed_at_once_and_who_hangs_is_fenced(path: Path) -> None:
     killed, hung = await start(path, "killed", 60), await start(path, "hung", 1.0)
     try:
         assert await say(killed) == "held"
@@ -277,21 +240,13 @@ async def test_who_was_killed_on_this_host_is_followed_at_once_and_who_hangs_is_
         assert await say(hung) == "held"
         hung.send_signal(signal.SIGSTOP)
         let_it_go_stale(path)
-        async with opened(path) as ledger:
+        async with opened(config(path)) as ledger:
             hung.send_signal(signal.SIGCONT)
             said = await say(hung)
             assert "does not hold the ledger any more" in said or "could not be renewed" in said
             assert [job.request.rollout_id for job in await ledger.pending_jobs()] == ["killed", "hung"]
     finally:
         await end(killed, hung)
-
-
-def test_the_lease_names_its_holder_in_readable_form(tmp_path: Path) -> None:
-    lease = Lease.claim(tmp_path / "l.db", 60).acquire(7)
-    said = json.loads(lease_file(tmp_path / "l.db").read_text())
-    assert (said["pid"], said["host"], said["epoch"]) == (os.getpid(), os.uname().nodename, 8)
-    lease.release()
-    lease.release()
 
 
 # --- which file systems these are -----------------------------------------------------------------------------------

@@ -1,18 +1,17 @@
 """Logged turns in the ledger's file: what they cost, and what of them may be lost."""
 
 import os
-import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from ledger_writer import change, opened, traced
+from sample_records import BAD, record
 
 from prorl_gym.errors import FailureKind
 from prorl_gym.inference.protocol import GenerationResult, TextTurn
 from prorl_gym.inference.tokens.turn_log import LoggedTurn
-from prorl_gym.records import Message, Outcome, Retry, Rollout, RolloutRequest, ToolCall
-from prorl_gym.rollout.ledger import turn_table
+from prorl_gym.records import Message, Retry, RolloutRequest, ToolCall
+from prorl_gym.rollout.ledger import statements
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.rollout.ledger.writer_thread import LedgerWriter
@@ -31,50 +30,21 @@ def turn(text: str) -> LoggedTurn:
     return LoggedTurn(prompt="p", calls=(sampled, sampled), answers=(answer,), seconds=1 / 3)
 
 
-@asynccontextmanager
-async def opened(path: Path, asked: list[str] | None = None, **config: int) -> AsyncIterator[SqliteLedger]:
-    """Open a ledger, which notes its statements in ``asked``."""
-    writer = await LedgerWriter.open(LedgerConfig.model_validate({"path": path, **config}))
-    if asked is not None:
-        await writer.run(lambda _: writer.open_ledger.connection.set_trace_callback(asked.append))
-    ledger = SqliteLedger(writer)
-    try:
-        yield ledger
-    finally:
-        await ledger.close()
-
-
 async def begun(ledger: SqliteLedger, rollout_id: str = "r") -> tuple[LoggedTurn, ...]:
     await ledger.add_rollouts([RolloutRequest(rollout_id=rollout_id, environment="noop", task={})])
     return (await ledger.begin_attempt(rollout_id)).turns
 
 
-def ended(rollout_id: str) -> Rollout:
-    return Rollout(
-        rollout_id=rollout_id,
-        run_id="default",
-        group_id=None,
-        group_size=1,
-        replica=0,
-        environment="noop",
-        outcome=Outcome(status="failed", kind=FailureKind.BAD_ROW),
-        accepted_at=0.0,
-        finished_at=1.0,
-    )
-
-
-async def test_a_turn_is_not_synced_and_all_else_is(tmp_path: Path) -> None:
-    asked: list[str] = []
-    async with opened(tmp_path / "l.db", asked) as ledger:
-        await begun(ledger)
-        mark = (tmp_path / "l.db.mark").read_bytes()
-        asked.clear()
-        await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=0, turn=turn("a")))
-        assert (tmp_path / "l.db.mark").read_bytes() == mark
-        await ledger.fail_attempt("r", Retry(attempt=0, kind=FailureKind.SANDBOX_LOST, stage="run", message="gone"))
-        assert int((tmp_path / "l.db.mark").read_bytes()) == int(mark) + 2
-        levels = [statement for statement in asked if "synchronous" in statement or statement == "COMMIT"]
-        assert levels == ["PRAGMA synchronous = NORMAL", "COMMIT", "PRAGMA synchronous = FULL", "COMMIT"]
+async def test_a_turn_is_not_synced_and_all_else_is(tmp_path: Path, ledger: SqliteLedger, writer: LedgerWriter) -> None:
+    await begun(ledger)
+    mark = (tmp_path / "l.db.mark").read_bytes()
+    asked = await traced(writer)
+    await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=0, turn=turn("a")))
+    assert (tmp_path / "l.db.mark").read_bytes() == mark
+    await ledger.fail_attempt("r", Retry(attempt=0, kind=FailureKind.SANDBOX_LOST, stage="run", message="gone"))
+    assert int((tmp_path / "l.db.mark").read_bytes()) == int(mark) + 2
+    levels = [statement for statement in asked if "synchronous" in statement or statement == "COMMIT"]
+    assert levels == ["PRAGMA synchronous = NORMAL", "COMMIT", "PRAGMA synchronous = FULL", "COMMIT"]
 
 
 async def test_a_power_cut_may_cost_a_turn_and_nothing_else(tmp_path: Path) -> None:
@@ -93,30 +63,17 @@ async def test_a_power_cut_may_cost_a_turn_and_nothing_else(tmp_path: Path) -> N
         assert await begun(ledger) == (turn("a"),)
 
 
-async def test_a_turn_stays_with_a_service_that_is_killed(tmp_path: Path) -> None:
-    copy = tmp_path / "after"
-    copy.mkdir()
-    async with opened(tmp_path / "l.db") as ledger:
-        await begun(ledger)
-        await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=0, turn=turn("a")))
-        for name in ("l.db", "l.db-wal", "l.db.mark"):  # what the kernel holds, as another process sees it
-            (copy / name).write_bytes((tmp_path / name).read_bytes())
-    async with opened(copy / "l.db") as ledger:
-        assert await begun(ledger) == (turn("a"),)
-
-
-async def test_the_turns_of_a_rollout_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_table, "MAX_TURN_BYTES", 2500)
+async def test_the_turns_of_a_rollout_have_a_bound(ledger: SqliteLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statements, "MAX_TURN_BYTES", 2500)
     noise = os.urandom(600).hex()
-    async with opened(tmp_path / "l.db") as ledger:
-        await begun(ledger)
-        for number, text in enumerate(["a", noise, noise, noise, "b"]):
-            await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=number, turn=turn(text)))
-        assert await begun(ledger) == (turn("a"), turn(noise), turn(noise))
+    await begun(ledger)
+    for number, text in enumerate(["a", noise, noise, noise, "b"]):
+        await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=number, turn=turn(text)))
+    assert await begun(ledger) == (turn("a"), turn(noise), turn(noise))
 
 
-async def test_a_ledger_over_its_budget_keeps_no_more_turns(tmp_path: Path) -> None:
-    async with opened(tmp_path / "l.db", budget_bytes=1 << 20) as ledger:
+async def test_a_ledger_over_its_budget_keeps_no_more_turns(path: Path) -> None:
+    async with opened(LedgerConfig(path=path, budget_bytes=1 << 20)) as ledger:
         await begun(ledger)
         await begun(ledger, "large")
         await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=0, turn=turn("a")))
@@ -124,30 +81,27 @@ async def test_a_ledger_over_its_budget_keeps_no_more_turns(tmp_path: Path) -> N
         assert (await ledger.usage()).full
         await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=1, turn=turn("b")))
         assert await begun(ledger) == (turn("a"),)
-        await ledger.finish(ended("large"))
+        await ledger.finish(record("large", BAD, environment="noop"))
         assert not (await ledger.usage()).full
 
 
-async def test_what_cannot_be_written_or_read_ends_the_log_there(tmp_path: Path) -> None:
-    async with opened(tmp_path / "l.db") as ledger:
+async def test_what_cannot_be_written_or_read_ends_the_log_there(path: Path) -> None:
+    async with opened(path) as ledger:
         await begun(ledger)
         with pytest.raises(ValueError, match="surrogates"):
             await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=0, turn=turn("half a pair: \ud800")))
         for number in range(3):
             await ledger.log_turn(TurnEnded(rollout_id="r", attempt=0, number=number, turn=turn(str(number))))
-    with sqlite3.connect(tmp_path / "l.db") as file:
-        file.execute("UPDATE turns SET body = x'00ff' WHERE number = 1")
-    file.close()
-    async with opened(tmp_path / "l.db") as ledger:
+    change(path, "UPDATE turns SET body = x'00ff' WHERE number = 1")
+    async with opened(path) as ledger:
         assert await begun(ledger) == (turn("0"),)
 
 
-async def test_where_nothing_is_logged_nothing_is_looked_up(tmp_path: Path) -> None:
-    asked: list[str] = []
-    async with opened(tmp_path / "l.db", asked) as ledger:
-        await begun(ledger)
-        await ledger.fail_attempt("r", Retry(attempt=0, kind=FailureKind.SANDBOX_LOST, stage="run", message="gone"))
-        await begun(ledger)
-        await ledger.finish(ended("r").model_copy(update={"attempt": 1}))
-        assert len(asked) > 10
-        assert [statement for statement in asked if "turns" in statement.split()] == []
+async def test_where_nothing_is_logged_nothing_is_looked_up(ledger: SqliteLedger, writer: LedgerWriter) -> None:
+    asked = await traced(writer)
+    await begun(ledger)
+    await ledger.fail_attempt("r", Retry(attempt=0, kind=FailureKind.SANDBOX_LOST, stage="run", message="gone"))
+    await begun(ledger)
+    await ledger.finish(record("r", BAD, environment="noop", attempt=1))
+    assert len(asked) > 10
+    assert [statement for statement in asked if "turns" in statement.split()] == []

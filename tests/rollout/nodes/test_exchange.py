@@ -5,9 +5,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl_gym.rollout.nodes import exchange
-from prorl_gym.rollout.nodes.exchange import Inbox, Outbox
-from prorl_gym.rollout.nodes.wire import CallWithdrawn
+from prorl_gym.rollout.nodes import wire
+from prorl_gym.rollout.nodes.wire import CallWithdrawn, Inbox, Outbox
 
 
 def message(number: int) -> CallWithdrawn:
@@ -28,7 +27,7 @@ def test_every_message_is_processed_once_and_in_order(seed: int, count: int, pag
     answers: list[int] = []
     processed: list[int] = []
     added = 0
-    exchange.PAGE_CHARS, before = page_chars, exchange.PAGE_CHARS
+    wire.PAGE_CHARS, before = page_chars, wire.PAGE_CHARS
     try:
         for step in range(100_000):
             is_lossy = step < 200
@@ -50,7 +49,7 @@ def test_every_message_is_processed_once_and_in_order(seed: int, count: int, pag
             if added == count and not outbox.not_empty.is_set():
                 break
     finally:
-        exchange.PAGE_CHARS = before
+        wire.PAGE_CHARS = before
     assert processed == list(range(count))
     assert outbox.page() == (count + 1, [])
 

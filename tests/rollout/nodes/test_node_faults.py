@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_node import Faults, MemoryNode
 from virtual_time import virtually
 
 from prorl_gym.agents.protocol import Artifacts
@@ -18,9 +20,9 @@ from prorl_gym.environments.protocol import Episode, RunContext
 from prorl_gym.errors import CancelReason, FailureKind
 from prorl_gym.records import Rollout, RolloutRequest
 from prorl_gym.rollout.ledger.ledger_config import LedgerError
-from prorl_gym.rollout.nodes.config import NodesConfig
-from prorl_gym.rollout.nodes.node import LeaseExpiredError
-from prorl_gym.rollout.nodes.node_runners import NodeRunners
+from prorl_gym.rollout.nodes.node import LeaseExpiredError, Node
+from prorl_gym.rollout.nodes.node_runners import NodeRunners, NodesConfig
+from prorl_gym.rollout.nodes.wire import ExchangeAnswer, JoinBody, JoinResponse, LeaveBody, Outbox
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
@@ -32,7 +34,6 @@ from prorl_gym.testing.rollout.fake_rollout import (
     environment_lookup,
 )
 from prorl_gym.testing.rollout.memory_ledger import MemoryLedger
-from prorl_gym.testing.rollout.memory_nodes import Faults, MemoryNode
 
 LEASE = 10.0
 SIZES = RunnerConfig(queue=4, init=2, run=4, eval=2, cleanup_seconds=1)
@@ -77,7 +78,8 @@ class _MortalLedger:
 class Cluster:
     """A head that can be killed, and nodes that can be killed and cut off."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, *names: str, seed: int = 0) -> None:
+        self._names = names
         self.dice = random.Random(seed)
         self.ledger = MemoryLedger()
         self.nodes: dict[str, MemoryNode] = {}
@@ -96,7 +98,7 @@ class Cluster:
             lambda rollout, attempt: self.service.claim_attempt(rollout, attempt),
         )
         self.service = RolloutService(self._life, head, RetryConfig(pause_seconds=0.1), claim_seconds=LEASE)
-        self.service.add_settlement_observer(head.on_settled)
+        self.service.settlement_observers.append(head.on_settled)
         await self.service.start()
         self.head = head
 
@@ -123,7 +125,7 @@ class Cluster:
             lambda: self.head,
             runner,
             lease_seconds=lease_seconds,
-            slots=runner.snapshot().pools["jobs"].size,
+            slots=runner.pools.by_name["jobs"].size,
             init_slots=SIZES.init,
             faults=faults,
         )
@@ -148,7 +150,13 @@ class Cluster:
         ), "each has one record"
         return found
 
-    async def close(self) -> None:
+    async def __aenter__(self) -> "Cluster":
+        await self.start_head()
+        for name in self._names:
+            self.start_node(name)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         await self.service.stop(drain=False)
         for node in self.nodes.values():
             await node.kill()
@@ -161,147 +169,123 @@ def kinds(rollout: Rollout) -> list[FailureKind]:
 
 @virtually
 async def test_a_killed_nodes_rollouts_are_made_elsewhere_and_nothing_else_is() -> None:
-    cluster = Cluster()
-    await cluster.start_head()
-    for name in ("a", "b"):
-        cluster.start_node(name)
-    ids = await cluster.submit(16)
-    await asyncio.sleep(12)  # the first four of each are done, the next four at work
-    before = dict(cluster.ends)
-    assert Counter(before.values()) == {"a": 4, "b": 4}
-    await cluster.nodes["a"].kill()
-    records = await cluster.records(ids)
-    assert all(rollout.outcome.status == "completed" for rollout in records.values())
-    assert Counter(one for one, _ in cluster.ends).most_common(1)[0][1] == 1, "nothing that ended is made again"
-    again = {one for one, rollout in records.items() if rollout.attempt == 1}
-    assert again and not again & set(before)
-    assert all(kinds(records[one]) == [FailureKind.NODE_LOST] for one in again)
-    assert cluster.head is not None and cluster.head.status().lost == 1
-    await cluster.close()
+    async with Cluster("a", "b") as cluster:
+        ids = await cluster.submit(16)
+        await asyncio.sleep(12)  # the first four of each are done, the next four at work
+        before = dict(cluster.ends)
+        assert Counter(before.values()) == {"a": 4, "b": 4}
+        await cluster.nodes["a"].kill()
+        records = await cluster.records(ids)
+        assert all(rollout.outcome.status == "completed" for rollout in records.values())
+        assert Counter(one for one, _ in cluster.ends).most_common(1)[0][1] == 1, "nothing that ended is made again"
+        again = {one for one, rollout in records.items() if rollout.attempt == 1}
+        assert again and not again & set(before)
+        assert all(kinds(records[one]) == [FailureKind.NODE_LOST] for one in again)
+        assert cluster.head is not None and cluster.head.status().lost == 1
 
 
 @virtually
 async def test_a_node_that_was_cut_off_for_its_lease_ends_itself_and_ends_no_rollout() -> None:
-    cluster = Cluster()
-    await cluster.start_head()
-    cluster.start_node("a")
-    ids = await cluster.submit(4)
-    await asyncio.sleep(2)
-    cluster.faults["a"].is_cut = True
-    await asyncio.sleep(LEASE + 1)
-    assert isinstance(cluster.nodes["a"].error, LeaseExpiredError)
-    assert cluster.backends[0].sandbox_count == 0
-    cluster.faults["a"].is_cut = False
-    cluster.start_node("b")
-    records = await cluster.records(ids)
-    assert {(rollout.attempt, *kinds(rollout)) for rollout in records.values()} == {(1, FailureKind.NODE_LOST)}
-    await cluster.close()
+    async with Cluster("a") as cluster:
+        ids = await cluster.submit(4)
+        await asyncio.sleep(2)
+        cluster.faults["a"].is_cut = True
+        await asyncio.sleep(LEASE + 1)
+        assert isinstance(cluster.nodes["a"].error, LeaseExpiredError)
+        assert cluster.backends[0].sandbox_count == 0
+        cluster.faults["a"].is_cut = False
+        cluster.start_node("b")
+        records = await cluster.records(ids)
+        assert {(rollout.attempt, *kinds(rollout)) for rollout in records.values()} == {(1, FailureKind.NODE_LOST)}
 
 
 @virtually
 async def test_late_messages_of_a_lost_node_are_refused() -> None:
     """A node whose own clock stood still (SIGSTOP) may send before it notices that its lease is over."""
-    cluster = Cluster()
-    await cluster.start_head()
-    cluster.start_node("a", lease_seconds=LEASE + 100)
-    ids = await cluster.submit(2)
-    await asyncio.sleep(1)
-    cluster.faults["a"].is_cut = True
-    await asyncio.sleep(LEASE + 5)  # it has finished both; the head has given it up
-    assert len(cluster.ends) == 2 and cluster.head is not None and cluster.head.status().lost == 1
-    cluster.faults["a"].is_cut = False
-    records = await cluster.records(ids)  # made again by the same process, under a new session
-    assert {rollout.attempt for rollout in records.values()} == {1}
-    assert len(cluster.ends) == 4
-    await cluster.close()
+    async with Cluster() as cluster:
+        cluster.start_node("a", lease_seconds=LEASE + 100)
+        ids = await cluster.submit(2)
+        await asyncio.sleep(1)
+        cluster.faults["a"].is_cut = True
+        await asyncio.sleep(LEASE + 5)  # it has finished both; the head has given it up
+        assert len(cluster.ends) == 2 and cluster.head is not None and cluster.head.status().lost == 1
+        cluster.faults["a"].is_cut = False
+        records = await cluster.records(ids)  # made again by the same process, under a new session
+        assert {rollout.attempt for rollout in records.values()} == {1}
+        assert len(cluster.ends) == 4
 
 
 @virtually
 async def test_a_restarted_head_adopts_living_nodes() -> None:
-    cluster = Cluster()
-    await cluster.start_head()
-    for name in ("a", "b"):
-        cluster.start_node(name)
-    ids = await cluster.submit(16)
-    await asyncio.sleep(18)
-    await cluster.kill_head()
-    await asyncio.sleep(LEASE / 2)
-    assert len(cluster.ends) == 16, "the second four of each end while there is no head"
-    await cluster.start_head()
-    records = await cluster.records(ids)
-    assert {(rollout.attempt, rollout.outcome.status) for rollout in records.values()} == {(0, "completed")}
-    assert len(cluster.ends) == 16
-    await cluster.close()
+    async with Cluster("a", "b") as cluster:
+        ids = await cluster.submit(16)
+        await asyncio.sleep(18)
+        await cluster.kill_head()
+        await asyncio.sleep(LEASE / 2)
+        assert len(cluster.ends) == 16, "the second four of each end while there is no head"
+        await cluster.start_head()
+        records = await cluster.records(ids)
+        assert {(rollout.attempt, rollout.outcome.status) for rollout in records.values()} == {(0, "completed")}
+        assert len(cluster.ends) == 16
 
 
 @virtually
 async def test_what_no_node_claims_after_a_restart_is_made_again_after_the_lease() -> None:
-    cluster = Cluster()
-    await cluster.start_head()
-    for name in ("a", "b"):
-        cluster.start_node(name)
-    ids = await cluster.submit(8)
-    await asyncio.sleep(5)
-    await cluster.kill_head()
-    await cluster.nodes["a"].kill()
-    await cluster.start_head()
-    records = await cluster.records(ids)
-    assert Counter((rollout.attempt, *kinds(rollout)) for rollout in records.values()) == {
-        (0,): 4,
-        (1, FailureKind.SERVICE_RESTARTED): 4,
-    }
-    await cluster.close()
+    async with Cluster("a", "b") as cluster:
+        ids = await cluster.submit(8)
+        await asyncio.sleep(5)
+        await cluster.kill_head()
+        await cluster.nodes["a"].kill()
+        await cluster.start_head()
+        records = await cluster.records(ids)
+        assert Counter((rollout.attempt, *kinds(rollout)) for rollout in records.values()) == {
+            (0,): 4,
+            (1, FailureKind.SERVICE_RESTARTED): 4,
+        }
 
 
 @virtually
 async def test_a_draining_node_finishes_and_leaves() -> None:
-    cluster = Cluster()
-    await cluster.start_head()
-    leaving = cluster.start_node("a")
-    ids = await cluster.submit(4)
-    await asyncio.sleep(1)
-    leaving.node.drain()
-    cluster.start_node("b")
-    later = RolloutRequest(rollout_id="later", environment="scripted", task={"id": "later"})
-    await cluster.service.submit([later])
-    await leaving.task
-    assert leaving.error is None
-    records = await cluster.records([*ids, "later"])
-    assert {rollout.attempt for rollout in records.values()} == {0}
-    assert dict(cluster.ends) == {**dict.fromkeys(ids, "a"), "later": "b"}
-    assert cluster.head is not None
-    assert (cluster.head.status().lost, [node.name for node in cluster.head.status().nodes]) == (0, ["b"])
-    await cluster.close()
+    async with Cluster() as cluster:
+        leaving = cluster.start_node("a")
+        ids = await cluster.submit(4)
+        await asyncio.sleep(1)
+        leaving.node.drain()
+        cluster.start_node("b")
+        later = RolloutRequest(rollout_id="later", environment="scripted", task={"id": "later"})
+        await cluster.service.submit([later])
+        await leaving.task
+        assert leaving.error is None
+        records = await cluster.records([*ids, "later"])
+        assert {rollout.attempt for rollout in records.values()} == {0}
+        assert dict(cluster.ends) == {**dict.fromkeys(ids, "a"), "later": "b"}
+        assert cluster.head is not None
+        assert (cluster.head.status().lost, [node.name for node in cluster.head.status().nodes]) == (0, ["b"])
 
 
 @virtually
 async def test_a_cancelled_rollout_on_a_lost_node_ends_as_cancelled() -> None:
-    cluster = Cluster()
-    await cluster.start_head()
-    cluster.start_node("a")
-    ids = await cluster.submit(1)
-    await asyncio.sleep(1)
-    cluster.faults["a"].is_cut = True
-    await cluster.service.cancel(ids)
-    records = await cluster.records(ids)
-    assert records["r0"].outcome.reason is CancelReason.CLIENT
-    await cluster.close()
+    async with Cluster("a") as cluster:
+        ids = await cluster.submit(1)
+        await asyncio.sleep(1)
+        cluster.faults["a"].is_cut = True
+        await cluster.service.cancel(ids)
+        records = await cluster.records(ids)
+        assert records["r0"].outcome.reason is CancelReason.CLIENT
 
 
 @virtually
 async def test_a_rollout_that_outlives_no_node_ends() -> None:
     """It may be what kills them: lost nodes count as restarts do, and not as failures."""
-    cluster = Cluster()
-    await cluster.start_head()
-    ids = await cluster.submit(1)
-    for number in range(9):
-        node = cluster.start_node(f"n{number}")
-        await asyncio.sleep(3)
-        await node.kill()
-        await asyncio.sleep(LEASE)
-    rollout = (await cluster.records(ids))["r0"]
-    assert (rollout.outcome.kind, rollout.attempt, rollout.reward) == (FailureKind.NODE_LOST, 8, None)
-    await cluster.close()
+    async with Cluster() as cluster:
+        ids = await cluster.submit(1)
+        for number in range(9):
+            node = cluster.start_node(f"n{number}")
+            await asyncio.sleep(3)
+            await node.kill()
+            await asyncio.sleep(LEASE)
+        rollout = (await cluster.records(ids))["r0"]
+        assert (rollout.outcome.kind, rollout.attempt, rollout.reward) == (FailureKind.NODE_LOST, 8, None)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -309,38 +293,84 @@ async def test_a_rollout_that_outlives_no_node_ends() -> None:
 def test_every_rollout_gets_one_record_whatever_fails(seed: int) -> None:
     @virtually
     async def drive() -> None:
-        cluster = Cluster(seed)
-        dice = cluster.dice
-        await cluster.start_head()
-        names = [f"n{number}" for number in range(dice.randint(1, 4))]
+        names = [f"n{number}" for number in range(random.Random(seed).randint(1, 4))]
+        async with Cluster(seed=seed) as cluster:
+            dice = cluster.dice
 
-        def start(name: str) -> None:
-            shares = {fault: dice.choice([0.0, 0.1, 0.3]) for fault in ("lost", "unanswered", "repeated")}
-            cluster.start_node(name, **shares)
+            def start(name: str) -> None:
+                shares = {fault: dice.choice([0.0, 0.1, 0.3]) for fault in ("lost", "unanswered", "repeated")}
+                cluster.start_node(name, **shares)
 
-        for name in names:
-            start(name)
-        ids = await cluster.submit(dice.randint(1, 30))
-        for _ in range(dice.randrange(8)):
-            await asyncio.sleep(dice.uniform(0, 12))
-            name = dice.choice(names)
-            match dice.randrange(4):
-                case 0:
-                    await cluster.kill_head()
-                    await asyncio.sleep(dice.uniform(0, 1.5 * LEASE))
-                    await cluster.start_head()
-                case 1:
-                    await cluster.nodes[name].kill()
-                case 2:
-                    cluster.faults[name].is_cut = not cluster.faults[name].is_cut
-                case _:
-                    await cluster.service.cancel([dice.choice(ids)])
-        for name in names:
-            cluster.faults[name].is_cut = False
-            if cluster.nodes[name].task.done():
+            for name in names:
                 start(name)
-        records = await cluster.records(ids)
-        assert {rollout.outcome.status for rollout in records.values()} <= {"completed", "cancelled"}
-        await cluster.close()
+            ids = await cluster.submit(dice.randint(1, 30))
+            for _ in range(dice.randrange(8)):
+                await asyncio.sleep(dice.uniform(0, 12))
+                name = dice.choice(names)
+                match dice.randrange(4):
+                    case 0:
+                        await cluster.kill_head()
+                        await asyncio.sleep(dice.uniform(0, 1.5 * LEASE))
+                        await cluster.start_head()
+                    case 1:
+                        await cluster.nodes[name].kill()
+                    case 2:
+                        cluster.faults[name].is_cut = not cluster.faults[name].is_cut
+                    case _:
+                        await cluster.service.cancel([dice.choice(ids)])
+            for name in names:
+                cluster.faults[name].is_cut = False
+                if cluster.nodes[name].task.done():
+                    start(name)
+            records = await cluster.records(ids)
+            assert {rollout.outcome.status for rollout in records.values()} <= {"completed", "cancelled"}
+
+    drive()
+
+
+# --- a node's session with its head ---------------------------------------------------------------------------------
+
+
+class ForgetfulHead:
+    """Implements ``HeadClient``: once ``has_forgotten`` is set, it knows no node."""
+
+    def __init__(self) -> None:
+        self.joins = 0
+        self.has_forgotten = asyncio.Event()
+
+    async def join(self, body: JoinBody) -> JoinResponse:
+        self.joins += 1
+        await asyncio.sleep(1)
+        return JoinResponse(epoch="e")
+
+    async def exchange(self, body: str, seconds: float) -> ExchangeAnswer:
+        await self.has_forgotten.wait()
+        return ExchangeAnswer(must_join=True)
+
+    async def leave(self, body: LeaveBody) -> None:
+        """Nothing is kept."""
+
+
+@pytest.mark.parametrize("passes", range(8))
+def test_a_node_that_is_stopped_as_it_has_to_join_again_ends(passes: int) -> None:
+    """The stop may come in any pass of the loop: before Python 3.13, a task group that fails loses a cancel."""
+
+    @virtually
+    async def drive() -> None:
+        head = ForgetfulHead()
+        runner = InProcessRunner(environment_lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
+        node = Node(head, runner, Outbox(), {}, lease_seconds=30, slots=1, init_slots=1)
+        working = asyncio.create_task(node.run())
+        await asyncio.sleep(5)
+        head.has_forgotten.set()
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        working.cancel()
+        await asyncio.wait({working}, timeout=100)
+        assert working.cancelled()
+        joins = head.joins
+        await asyncio.sleep(100)
+        assert head.joins == joins
+        await runner.close()
 
     drive()

@@ -3,7 +3,7 @@
 from typing import Any
 
 from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.nodes.placement import NodeView, choose_node
+from prorl_gym.rollout.nodes.node_runners import NodeView, choose_node
 
 
 def request(group: str | None = None, **task: Any) -> RolloutRequest:

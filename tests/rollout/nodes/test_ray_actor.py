@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from prorl_gym.errors import ConfigError
-from prorl_gym.rollout.nodes.ray_actor import NodeSupervisor
-from prorl_gym.rollout.nodes.ray_nodes import check_ray_address
+from prorl_gym.rollout.nodes.ray_nodes import NodeSupervisor, check_ray_address
 
 pytestmark = pytest.mark.slow
 

@@ -11,14 +11,20 @@ from pydantic import BaseModel, TypeAdapter
 
 from prorl_gym.deadlines import Deadline
 from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.inference.balance.cost_policy import CostPolicy
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.balance.health_monitor import FailoverOptions
-from prorl_gym.inference.engine_errors import CallTimedOut, ContextExceeded, EngineOverloaded, ModelMissing
-from prorl_gym.inference.protocol import GenerationRequest
+from prorl_gym.inference.protocol import (
+    CallTimedOut,
+    ContextExceeded,
+    EngineOverloaded,
+    GenerationRequest,
+    GenerationResult,
+    ModelMissing,
+)
 from prorl_gym.inference.weights.weight_updater import WeightUpdater
-from prorl_gym.rollout.nodes.remote_calls import RemoteCalls
-from prorl_gym.rollout.nodes.remote_pool import RemotePool
-from prorl_gym.rollout.nodes.wire import CallFailure, DownMessage, UpMessage
+from prorl_gym.rollout.nodes.remote_pool import RemoteCalls, RemotePool
+from prorl_gym.rollout.nodes.wire import CallFailure, CallRequest, CallWithdrawn, DownMessage, SessionFreed, UpMessage
 from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
 
 _UP: TypeAdapter[Any] = TypeAdapter(UpMessage)
@@ -92,6 +98,13 @@ def engine(name: str = "a", hold: asyncio.Event | None = None, **fields: Any) ->
     return FakeEngine(name, lambda _: Reply(TOKENS, hold=hold), **fields)
 
 
+async def held_call(link: Link, wanted: GenerationRequest | None = None) -> "asyncio.Task[GenerationResult]":
+    """Make a call on the node, until its engine holds it."""
+    call = asyncio.create_task(link.node.generate(wanted or request()))
+    await link.engines["a"].call_held.wait()
+    return call
+
+
 async def settled(link: Link) -> None:
     link.node.forget_session("r0")
     for _ in range(20):
@@ -114,9 +127,7 @@ async def test_the_node_makes_the_call_and_the_head_counts_it() -> None:
 async def test_a_call_that_fails_goes_to_another_engine_and_costs_no_deadline() -> None:
     async with linked(engine("a"), engine("b")) as link:
         first = EngineError(FailureKind.ENGINE_UNREACHABLE, "gone.")
-        for one in link.engines.values():
-            one.down_error = first
-            break
+        link.engines["a"].down_error = first
         async with Deadline(10) as deadline:
             results = [await link.node.generate(request(f"r{number}")) for number in range(4)]
             assert deadline.charged_seconds < 0.5
@@ -135,19 +146,11 @@ async def test_the_heads_verdict_is_raised_where_no_engine_is_well() -> None:
         await settled(link)
 
 
-async def test_a_full_context_is_reported_as_such() -> None:
-    async with linked(FakeEngine("a", lambda _: ContextExceeded(12))) as link:  # type: ignore[arg-type, return-value]
-        with pytest.raises(ContextExceeded):
-            await link.node.generate(request())
-        await settled(link)
-
-
 async def test_a_pause_cuts_calls_on_nodes_short_and_the_next_waits_for_the_new_weights() -> None:
     hold = asyncio.Event()
     async with linked(engine(hold=hold)) as link:
         updater = WeightUpdater(link.pool, 100)
-        call = asyncio.create_task(link.node.generate(request()))
-        await link.engines["a"].call_held.wait()
+        call = await held_call(link)
         await updater.pause("abort")
         result = await call
         assert (result.finish_reason, result.token_ids, result.aborted_by_pause) == ("abort", [5, 6], True)
@@ -169,8 +172,7 @@ async def test_a_pause_that_keeps_calls_stops_their_deadlines() -> None:
     hold = asyncio.Event()
     async with linked(engine(hold=hold)) as link:
         async with Deadline(10) as deadline:
-            call = asyncio.create_task(link.node.generate(request()))
-            await link.engines["a"].call_held.wait()
+            call = await held_call(link)
             link.pool.gate.close()
             link.pool.gate.pause_deadlines()
             await asyncio.sleep(0)
@@ -190,8 +192,7 @@ async def test_a_stopped_rollout_keeps_what_its_call_sampled() -> None:
     hold = asyncio.Event()
     async with linked(engine(hold=hold)) as link:
         wanted = request()
-        call = asyncio.create_task(link.node.generate(wanted))
-        await link.engines["a"].call_held.wait()
+        call = await held_call(link, wanted)
         flight = link.node.find_call(wanted.request_id)
         assert flight is not None and flight.member.name == "a"
         assert await link.node.cancel(wanted.request_id)
@@ -225,8 +226,7 @@ async def test_waits_for_room_end_with_their_session() -> None:
 
 async def test_a_lost_node_leaves_no_call_and_no_session() -> None:
     async with linked(engine(hold=asyncio.Event())) as link:
-        call = asyncio.create_task(link.node.generate(request()))
-        await link.engines["a"].call_held.wait()
+        call = await held_call(link)
         await link.calls.close()
         link.check_returned()
         call.cancel()
@@ -236,8 +236,7 @@ async def test_whether_an_engine_samples_is_the_heads_judgement() -> None:
     held = asyncio.Event()
     async with linked(engine(hold=held)) as link:
         asked = request()
-        call = asyncio.create_task(link.node.generate(asked))
-        await link.engines["a"].call_held.wait()
+        call = await held_call(link, asked)
         flight = link.node.find_call(asked.request_id)
         assert flight is not None
         member = flight.member
@@ -273,8 +272,7 @@ async def test_while_the_head_is_away_a_call_goes_to_its_last_engine_if_that_rep
 async def test_without_reported_versions_calls_wait_for_the_head_and_a_new_head_cuts_what_it_does_not_know() -> None:
     hold = asyncio.Event()
     async with linked(engine(hold=hold)) as link:
-        call = asyncio.create_task(link.node.generate(request()))
-        await link.engines["a"].call_held.wait()
+        call = await held_call(link)
         link.is_cut = True
         link.node.set_head_away(is_away=True)
         waiting = asyncio.create_task(link.node.generate(request("r1")))
@@ -310,3 +308,54 @@ def test_failures_arrive_as_what_they_were(error: Any) -> None:
     back: Any = CallFailure.model_validate_json(CallFailure.of(error).model_dump_json()).to_error()
     assert type(back) is type(error)
     assert (str(back), vars(back)) == (str(error), vars(error))
+
+
+# --- calls that meet their own end, or a new head, on the way -------------------------------------------------------
+
+
+async def test_a_call_that_is_withdrawn_in_the_page_that_requests_it_holds_nothing() -> None:
+    """The simulation's seed 233: the node was cut off, and all three messages came at once."""
+    policy = CostPolicy()
+    pool = EnginePool("policy", balance_policy=policy)
+    pool.add_engine(FakeEngine("e0", lambda request: Reply((5,))))
+    sent: list[BaseModel] = []
+    calls = RemoteCalls({"policy": pool}, sent.append)
+    calls.handle(CallRequest(call="c", pool="policy", session="s", group="g", prompt_tokens=3, max_tokens=4))
+    calls.handle(CallWithdrawn(call="c"))
+    calls.handle(SessionFreed(pool="policy", session="s", forget=True))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    admission = pool.snapshot().admission
+    assert (sent, calls.count, policy.tracked, policy.in_flight("e0")) == ([], 0, 0, 0)
+    assert (admission.live, admission.sessions) == (0, 0)
+    await pool.close()
+
+
+async def test_a_call_of_an_earlier_head_that_fails_is_placed_by_the_new_one() -> None:
+    """The simulation's seed 828: an engine that could not be reached, while the head was started again."""
+    began, broken = asyncio.Event(), asyncio.Event()
+
+    class Breaking(FakeEngine):
+        async def generate(self, request: GenerationRequest) -> GenerationResult:
+            if not broken.is_set():
+                began.set()
+                await broken.wait()
+                raise EngineError(FailureKind.ENGINE_UNREACHABLE, "the connection broke.")
+            return await super().generate(request)
+
+    engine = Breaking("e0", lambda request: Reply((5,)))
+    pool = EnginePool("policy")
+    pool.add_engine(engine)
+    loop = asyncio.get_running_loop()
+    node = RemotePool("policy", lambda name, url: engine, lambda message: loop.call_soon(heads[-1].handle, message))
+    heads = [RemoteCalls({"policy": pool}, lambda message: loop.call_soon(node.handle, message))]
+    request = GenerationRequest("c", "s", (1, 2), 4, 1.0, 1.0, -1, ())
+    call = asyncio.create_task(node.generate(request))
+    await began.wait()
+    heads.append(RemoteCalls({"policy": pool}, lambda message: loop.call_soon(node.handle, message)))
+    node.on_joined(None)
+    broken.set()
+    async with asyncio.timeout(5):
+        assert (await call).token_ids == [5]
+    await heads[0].close()
+    await pool.close()

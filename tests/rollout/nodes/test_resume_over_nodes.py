@@ -2,19 +2,18 @@
 
 import asyncio
 
+from memory_node import MemoryNode
 from test_resume import CODEC, RESUME, Place, ReplayableAdder, assert_same_work, undisturbed
 
 from prorl_gym.errors import FailureKind
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.records import RolloutRequest
-from prorl_gym.rollout.nodes.config import NodesConfig
-from prorl_gym.rollout.nodes.node_runners import NodeRunners
+from prorl_gym.rollout.nodes.node_runners import NodeRunners, NodesConfig
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.testing.rollout.fake_rollout import EmptyBackend
-from prorl_gym.testing.rollout.memory_nodes import MemoryNode
 
 
 async def test_a_rollout_goes_on_where_its_lost_node_stopped() -> None:
@@ -23,7 +22,7 @@ async def test_a_rollout_goes_on_where_its_lost_node_stopped() -> None:
     place.engine.trouble[2] = [asyncio.Event()]
     head = NodeRunners(NodesConfig(lease_seconds=0.5), {}, lambda _: None, lambda *_: False)
     service = RolloutService(place.ledger, head, RetryConfig(pause_seconds=0))
-    service.add_settlement_observer(head.on_settled)
+    service.settlement_observers.append(head.on_settled)
     async with EnginePool("policy") as pool:
         pool.add_engine(place.engine)
 

@@ -1,19 +1,22 @@
 """Rollouts whose settings name an agent program: their session, context and sandbox, and what their record has."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prorl_gym.agents.command import CommandConfig, ModelGateway
-from prorl_gym.agents.protocol import Artifacts, Tool
+import pytest
+from fake_gateway import FakeGateway
+
+from prorl_gym.agents.command_config import CommandConfig
+from prorl_gym.agents.protocol import Agent, Artifacts, Tool
 from prorl_gym.environments.protocol import Episode, Leases, RunContext
 from prorl_gym.errors import FailureKind, Limit, LimitReached, TaskError
+from prorl_gym.harness.command import CommandAgent
 from prorl_gym.records import Message, Rollout, RolloutRequest, Score
-from prorl_gym.rollout.protocol import AgentPrograms, Finished, Job
+from prorl_gym.rollout.protocol import AttemptSession, Finished, Job
 from prorl_gym.rollout.scheduling.runner import InProcessRunner
-from prorl_gym.sandbox.protocol import ExecResult, SandboxSpec
+from prorl_gym.sandbox.protocol import ExecResult, Mount, SandboxSpec
 from prorl_gym.settings import ResolvedSettings, RolloutSettings
-from prorl_gym.testing.agents.fake_gateway import FakeGateway
 from prorl_gym.testing.rollout.fake_rollout import FakePolicySource, FakeSession
 from prorl_gym.testing.sandbox.fake_sandbox import FakeBackend, SandboxScript
 
@@ -21,24 +24,21 @@ COMMAND = CommandConfig(argv=("agent", "$task"), mounts={"/.prorl/agent": "/srv/
 SAID = [Message(role="user", content="prompt"), Message(role="assistant", content="2")]
 
 
-class FakeGatewaySession(FakeSession):
-    """Implements ``GatewaySession``."""
-
-    gateway: ModelGateway
-
-
 @dataclass
-class Gateways:
-    """Implements ``GatewaySource``; counts as ``FakePolicySource`` does."""
+class Programs:
+    """Implements ``AgentPrograms`` with one program, ``mine``; its session counts as ``FakePolicySource``'s do."""
 
     said: list[Message] = field(default_factory=lambda: list(SAID))
     why: Exception | None = None
     source: FakePolicySource = field(default_factory=FakePolicySource)
 
-    def open_gateway(self, job: Job, settings: ResolvedSettings) -> FakeGatewaySession:
-        session = FakeGatewaySession(self.source)
-        session.gateway = FakeGateway(self.said, self.why)
-        return session
+    def mounts_of(self, name: str) -> Sequence[Mount]:
+        if name != "mine":
+            raise TaskError(FailureKind.BAD_ROW, f"There is no agent '{name}'.")
+        return COMMAND.sandbox_mounts()
+
+    def open_agent(self, job: Job, settings: ResolvedSettings) -> tuple[AttemptSession, Agent]:
+        return FakeSession(self.source), CommandAgent(COMMAND, FakeGateway(self.said, self.why))
 
 
 class Sums:
@@ -72,19 +72,12 @@ class Sums:
         return []
 
 
-def find(name: str) -> CommandConfig:
-    if name != "mine":
-        raise TaskError(FailureKind.BAD_ROW, f"There is no agent '{name}'.")
-    return COMMAND
-
-
 @dataclass
 class World:
     """A runner of one attempt."""
 
-    gateways: Gateways = field(default_factory=Gateways)
+    programs: Programs | None = field(default_factory=Programs)
     environment: Sums = field(default_factory=Sums)
-    programs: bool = True
     policies: FakePolicySource = field(default_factory=FakePolicySource)
 
     def __post_init__(self) -> None:
@@ -92,12 +85,7 @@ class World:
         self.backend = FakeBackend(script)
 
     async def roll_out(self, agent: str, **more: Any) -> Rollout:
-        runner = InProcessRunner(
-            lambda _: self.environment,
-            self.policies,
-            self.backend,
-            programs=AgentPrograms(find, self.gateways) if self.programs else None,
-        )
+        runner = InProcessRunner(lambda _: self.environment, self.policies, self.backend, programs=self.programs)
         request = RolloutRequest(environment="sums", task={}, settings=RolloutSettings(agent=agent, **more))
         await runner.accept(Job(request=request, accepted_at=0.0))
         await runner.drain()
@@ -116,7 +104,7 @@ async def test_the_program_is_run_and_its_work_is_the_record():
     assert record.agent_log == "log\n[The program ended with exit code 0.]"
     assert record.settings is not None and record.settings.agent == "mine"
     assert world.policies.opened == 0
-    assert world.gateways.source.open_sessions == 0
+    assert world.programs.source.open_sessions == 0
 
 
 async def test_only_the_agents_sandbox_has_the_programs_mounts():
@@ -132,38 +120,36 @@ async def test_without_the_setting_nothing_of_it_is_used():
     world = World()
     record = await world.roll_out("")
     assert record.outcome.status == "completed"
-    assert (world.policies.opened, world.gateways.source.opened) == (1, 0)
+    assert (world.policies.opened, world.programs.source.opened) == (1, 0)
     assert [sandbox.spec.mounts for sandbox in world.backend.started] == [()]
     assert record.agent_log == ""
 
 
 async def test_a_limit_that_the_gateway_reached_truncates_and_is_graded():
-    record = await World(Gateways(why=LimitReached(Limit.TURNS))).roll_out("mine")
+    record = await World(Programs(why=LimitReached(Limit.TURNS))).roll_out("mine")
     assert (record.outcome.status, record.outcome.limit) == ("truncated", Limit.TURNS)
     assert record.reward == 1.0
 
 
 async def test_a_program_without_a_call_is_never_a_reward():
-    record = await World(Gateways(said=[])).roll_out("mine")
+    record = await World(Programs(said=[])).roll_out("mine")
     assert record.outcome.kind is FailureKind.SANDBOX_UNAVAILABLE
     assert record.score is None
 
 
-async def test_an_unknown_agent_is_the_rows_fault():
-    record = await World().roll_out("yours")
+@pytest.mark.parametrize(
+    ("agent", "changed", "said"),
+    [
+        ("yours", {}, "no agent 'yours'"),
+        ("mine", {"programs": None}, "runs none"),
+        ("mine", {"environment": Sums(own_loop=True)}, "context.run_agent"),
+    ],
+    ids=["unknown", "a runner without programs", "an environment with a loop of its own"],
+)
+async def test_a_program_that_cannot_run_is_the_rows_fault(agent: str, changed: dict[str, Any], said: str):
+    record = await World(**changed).roll_out(agent)
     assert record.outcome.kind is FailureKind.BAD_ROW
-    assert "no agent 'yours'" in record.outcome.message
-
-
-async def test_a_runner_without_programs_says_so():
-    record = await World(programs=False).roll_out("mine")
-    assert "runs none" in record.outcome.message
-
-
-async def test_an_environment_with_a_loop_of_its_own_takes_no_program():
-    record = await World(environment=Sums(own_loop=True)).roll_out("mine")
-    assert record.outcome.kind is FailureKind.BAD_ROW
-    assert "context.run_agent" in record.outcome.message
+    assert said in record.outcome.message
 
 
 async def test_resume_does_not_concern_a_program():

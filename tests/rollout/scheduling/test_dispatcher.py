@@ -2,17 +2,18 @@
 
 import asyncio
 import random
-import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ledger_writer import change, opened
 from test_service import QUICK, Bench, ask, settled, until
 
-from prorl_gym.client.wire_models import Capacity
+from prorl_gym.client.wire_models import AcceptedRollout, Capacity
+from prorl_gym.demand import Demand
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, ShuttingDownError
-from prorl_gym.records import Outcome, Rollout, Score
+from prorl_gym.records import Outcome, Rollout, RolloutRequest, Score
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, LedgerError
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
 from prorl_gym.rollout.protocol import Finished, Job, ParkingChanged, StageEntered
@@ -57,17 +58,14 @@ async def test_an_attempt_that_cannot_begin_ends_that_rollout_alone(caplog: pyte
     [
         ("UPDATE bodies SET body = 'no json' WHERE seq = 2", "not JSON"),
         ("UPDATE bodies SET body = json_set(body, '$.later', 'gold') WHERE seq = 2", "later: Extra inputs"),
-        ("INSERT INTO attempts VALUES (2, 0, 'a_later_kind', 'run', 'x', 0, 0, NULL)", "ValueError"),
+        ("INSERT INTO attempts VALUES (2, 0, 'a_later_kind', 'run', 'x', 0, 0, NULL)", "kind: Input should be"),
     ],
 )
 async def test_a_row_that_cannot_be_read_ends_that_rollout_alone(tmp_path: Path, damage: str, said: str) -> None:
     config = LedgerConfig(path=tmp_path / "l.db")
-    ledger = await SqliteLedger.open(config)
-    await ledger.add_rollouts([ask("first"), ask("bad", run_id="run7", group_id="g"), ask("last")])
-    await ledger.close()
-    with sqlite3.connect(config.path) as file:
-        file.execute(damage)
-    file.close()
+    async with opened(config) as ledger:
+        await ledger.add_rollouts([ask("first"), ask("bad", run_id="run7", group_id="g"), ask("last")])
+    change(config.path, damage)
     async with Bench(await SqliteLedger.open(config)) as service:
         for name in ("first", "last"):
             assert (await settled(service, name)).outcome.status == "completed"
@@ -142,11 +140,8 @@ async def test_stopping_loses_nothing(tmp_path: Path, drain: bool) -> None:
     await bench.service.start()
     await bench.service.submit([ask("worked", init="hang", flaky=1), *(ask(f"r{i}") for i in range(20))])
 
-    async def at_work() -> bool:
-        status = await bench.service.status()
-        return status.capacity.init == 1 and status.capacity.queued > 1 and status.capacity.free == 0
-
-    await until(at_work)
+    at_work = (1, 0)
+    await until(bench.service, lambda s: (s.capacity.init, s.capacity.free) == at_work and s.capacity.queued > 1)
     await asyncio.sleep(0)
     stop: Any = asyncio.create_task(bench.service.stop(drain=drain))
     await asyncio.sleep(0)
@@ -186,25 +181,6 @@ async def test_a_cancel_reaches_a_record_that_is_being_written() -> None:
         rollout = await settled(service, "a")
         assert (rollout.outcome.status, rollout.reward, rollout.sampled_tokens) == ("cancelled", None, 3)
         assert await service.cancel(["a"]) == []
-
-
-async def test_a_cancel_that_comes_after_the_record_names_nothing() -> None:
-    class Written(Slow):
-        """Writes, and answers late."""
-
-        async def finish(self, rollout: Rollout) -> int | None:
-            cursor = await MemoryLedger.finish(self, rollout)
-            self.asked.set()
-            await self.go.wait()
-            return cursor
-
-    ledger = Written()
-    async with Bench(ledger) as service:
-        await service.submit([ask("a")])
-        await ledger.asked.wait()
-        assert await service.cancel(["a"]) == []
-        ledger.go.set()
-        assert (await settled(service, "a")).reward == 1.0
 
 
 async def test_a_cancel_that_cannot_be_remembered_stops_nothing() -> None:
@@ -280,3 +256,105 @@ async def test_what_a_cancel_named_has_a_cancelled_record(tmp_path: Path, seed: 
             rollout = await settled(service, name)
             assert (rollout.outcome.status, rollout.reward) == ("cancelled", None)
     assert len(named) > 60
+
+
+# --- first attempts that begin in the commit that accepts their rollout ----------------------------------------------
+
+
+class Noting(MemoryLedger):
+    """Notes which attempts began, and how."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead: list[str] = []
+        self.later: list[str] = []
+
+    async def add_and_begin(self, requests: Sequence[RolloutRequest]) -> tuple[list[AcceptedRollout], list[Job]]:
+        accepted, jobs = await super().add_and_begin(requests)
+        self.ahead += [job.request.rollout_id for job in jobs]
+        return accepted, jobs
+
+    async def begin_attempt(self, rollout_id: str) -> Job:
+        self.later.append(rollout_id)
+        return await super().begin_attempt(rollout_id)
+
+
+ROOM = RunnerConfig(queue=3, init=1, run=1, eval=1)
+
+
+async def test_with_room_nothing_is_begun_in_a_commit_of_its_own() -> None:
+    ledger = Noting()
+    async with Bench(ledger, QUICK, ROOM) as service:
+        await service.submit([ask("a"), ask("b")])
+        assert [(await settled(service, name)).attempt for name in "ab"] == [0, 0]
+    assert (ledger.ahead, ledger.later) == (["a", "b"], [])
+
+
+@pytest.mark.parametrize("why", ["too many", "paused", "another one is queued", "its run has a demand"])
+async def test_otherwise_it_is_queued_first(why: str) -> None:
+    ledger = Noting()
+    bench = Bench(ledger, QUICK, ROOM)
+    async with bench as service:
+        if why == "its run has a demand":
+            await service.set_demand("default", Demand(groups=5))
+        if why in ("paused", "another one is queued"):
+            service.hold_dispatch()
+        first = [ask(f"first-{n}", run="hang") for n in range(9 if why == "too many" else 0)]
+        first += [ask("waits", run="hang")] if why == "another one is queued" else []
+        if first:
+            await service.submit(first)
+        await service.submit([ask("late")])
+        assert ledger.ahead == []
+
+
+async def test_what_is_under_way_counts_as_taken() -> None:
+    """Submissions in the same moment do not all believe that the same room is theirs."""
+    bench = Bench(runner=ROOM)
+    free = (await bench.runner.capacity()).free
+    async with bench.service.reserve_slots(free - 1) as first, bench.service.reserve_slots(2) as second:
+        async with bench.service.reserve_slots(1) as third:
+            assert (first, second, third) == (True, False, True)
+    async with bench.service.reserve_slots(free) as again:
+        assert again
+
+
+async def test_nothing_is_owed_to_what_was_refused_or_cancelled() -> None:
+    ledger = Noting()
+    bench = Bench(ledger, QUICK, ROOM)
+    async with bench as service:
+        service.hold_dispatch()
+        await service.submit([ask("a")])
+        service.release_dispatch()
+        await settled(service, "a")
+        await service.submit([ask("a")])  # known: nothing of it begins
+        await service.submit([ask("b", run="hang")])
+        await service.cancel(["b"])
+        assert (await settled(service, "b")).outcome.reason is CancelReason.CLIENT
+        names = [f"c{n}" for n in range((await bench.runner.capacity()).free)]
+        await service.submit([ask(name) for name in names])
+    assert ledger.ahead == ["b", *names], "all slots were free again"
+
+
+async def test_a_stop_withdraws_what_began_and_was_not_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LedgerConfig(path=tmp_path / "l.db")
+    bench = Bench(await SqliteLedger.open(config), QUICK, ROOM)
+    async with bench as service:
+        capacity, asked = bench.runner.capacity, 0
+
+        async def answer_once() -> Capacity:
+            nonlocal asked
+            asked += 1
+            return await (capacity() if asked == 1 else asyncio.get_running_loop().create_future())
+
+        monkeypatch.setattr(bench.runner, "capacity", answer_once)  # the dispatcher waits for its second answer
+        await service.submit([ask("a")])
+        while asked < 2:  # noqa: ASYNC110 - the dispatcher announces nothing
+            await asyncio.sleep(0)
+        assert len(bench.runner.attempts) == 0
+    ledger = await SqliteLedger.open(config)
+    (found,) = await ledger.recover()
+    assert (found.rollout_id, found.restarts) == ("a", 0)
+    assert (await ledger.begin_attempt("a")).attempt == 1, "its number stays used"
+    await ledger.close()

@@ -1,9 +1,10 @@
-"""Fair shares: environments get equal worker-seconds while they compete, and no slot is idle while an item waits."""
+"""Environments get equal worker-seconds while they compete, no slot is idle while an item waits, and all come back."""
 
 import asyncio
 import heapq
+import random
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +27,13 @@ class Clock:
 class Site:
     """Slots and a line before them, in simulated time. Environments in ``lengths`` always have work waiting."""
 
-    def __init__(self, slots: int, lengths: Mapping[str, float], weights: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        slots: int,
+        lengths: Mapping[str, float],
+        weights: Mapping[str, float] | None = None,
+        offered: Sequence[str] = (),
+    ) -> None:
         self.clock = Clock()
         self.line: FairQueue[int] = FairQueue(weights, self.clock)
         self.lengths = dict(lengths)
@@ -35,6 +42,8 @@ class Site:
         self._count = 0
         self.of: dict[int, str] = {}
         self._ends: list[tuple[float, int, str, Charge]] = []
+        for name in offered or lengths:
+            self.offer(name)
 
     def offer(self, name: str) -> None:
         """Let one more piece wait."""
@@ -61,8 +70,6 @@ class Site:
 
 def test_short_and_long_work_converge_to_equal_worker_seconds() -> None:
     site = Site(8, {"math": 1.0, "swe": 100.0})
-    site.offer("math")
-    site.offer("swe")
     site.run(4000)
     assert site.worked["math"] + site.worked["swe"] > 0.95 * 8 * 4000  # nothing was idle
     assert site.worked["math"] == pytest.approx(site.worked["swe"], rel=0.1)
@@ -70,24 +77,19 @@ def test_short_and_long_work_converge_to_equal_worker_seconds() -> None:
 
 def test_long_work_does_not_take_every_slot_before_its_first_piece_has_ended() -> None:
     site = Site(8, {"math": 1.0, "swe": 100.0})
-    site.offer("math")
-    site.offer("swe")
     site.run(90)
     assert site.worked["math"] > 90 * 8 / 5
 
 
 def test_weights_are_shares() -> None:
     site = Site(6, {"math": 1.0, "code": 7.0, "swe": 40.0}, {"swe": 2.0})
-    for name in site.lengths:
-        site.offer(name)
     site.run(6000)
     assert site.worked["swe"] / 2 == pytest.approx(site.worked["math"], rel=0.1)
     assert site.worked["code"] == pytest.approx(site.worked["math"], rel=0.1)
 
 
 def test_who_was_away_has_saved_nothing_up() -> None:
-    site = Site(4, {"math": 1.0, "swe": 10.0})
-    site.offer("math")
+    site = Site(4, {"math": 1.0, "swe": 10.0}, offered=["math"])
     site.run(1000)
     site.offer("swe")
     before = site.worked["math"]
@@ -119,7 +121,7 @@ def test_a_piece_that_stood_still_is_charged_for_what_it_worked() -> None:
 def test_work_that_takes_no_time_is_not_served_for_ever() -> None:
     site = Site(1, {"a": 0.0, "b": 0.0})
     line = site.line
-    for _ in range(20):
+    for _ in range(19):
         site.offer("a")
         site.offer("b")
     served = [site.of[line.pop()[0]] for _ in range(20)]
@@ -184,19 +186,77 @@ def test_every_item_is_served_once_or_removed_and_charges_add_up(data: st.DataOb
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(0, 4)), max_size=40), st.integers(1, 4))
-def test_no_slot_is_idle_while_anybody_waits(work: list[tuple[str, bool, int]], size: int) -> None:
-    async def drive() -> None:
-        pool = StagePool(size, {"a": 2.0})
+async def test_no_slot_is_idle_while_anybody_waits(work: list[tuple[str, bool, int]], size: int) -> None:
+    pool = StagePool(size, {"a": 2.0})
 
-        async def piece(name: str, urgent: bool, length: int) -> None:
-            async with pool.slot(name, urgent=urgent):
-                for _ in range(length):
-                    await asyncio.sleep(0)
+    async def piece(name: str, urgent: bool, length: int) -> None:
+        async with pool.slot(name, urgent=urgent):
+            for _ in range(length):
+                await asyncio.sleep(0)
 
-        tasks = [asyncio.create_task(piece(*one)) for one in work]
-        while not all(task.done() for task in tasks):
-            await asyncio.sleep(0)
-            assert pool.free == 0 or pool.waiting == 0
-        assert (pool.busy, pool.waiting) == (0, 0)
+    tasks = [asyncio.create_task(piece(*one)) for one in work]
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        assert pool.free == 0 or pool.waiting == 0
+    assert (pool.busy, pool.waiting) == (0, 0)
 
-    asyncio.run(drive())
+
+# --- slots -----------------------------------------------------------------------------------------------------------
+
+
+async def test_urgent_ones_go_first_and_the_rest_in_order() -> None:
+    pool, order = StagePool(1), list[str]()
+    slot = await pool.acquire_slot()
+
+    async def work(name: str, urgent: bool) -> None:
+        async with pool.slot(urgent=urgent):
+            order.append(name)
+
+    tasks = [asyncio.create_task(work(n, u)) for n, u in [("a", False), ("b", False), ("c", True), ("d", True)]]
+    await asyncio.sleep(0)
+    slot.release()
+    await asyncio.gather(*tasks)
+    assert order == ["c", "d", "a", "b"]
+
+
+async def test_cancel_in_the_moment_of_the_grant_passes_the_slot_on() -> None:
+    pool = StagePool(1)
+    slot = await pool.acquire_slot()
+    first, second = (asyncio.create_task(pool.acquire_slot()) for _ in range(2))
+    await asyncio.sleep(0)
+    slot.release()  # grants to the first, which has not run yet
+    first.cancel()
+    await asyncio.wait_for(second, 1)
+    assert (first.cancelled(), pool.busy) == (True, 1)
+
+
+async def test_second_return_is_refused() -> None:
+    pool = StagePool(1)
+    async with pool.slot() as slot:
+        pass
+    with pytest.raises(RuntimeError, match="returned twice"):
+        slot.release()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32), size=st.integers(1, 4), count=st.integers(1, 30))
+async def test_all_slots_come_back_under_random_cancels(seed: int, size: int, count: int) -> None:
+    dice, pool = random.Random(seed), StagePool(size)
+
+    async def work() -> None:
+        async with pool.slot(urgent=dice.random() < 0.3):
+            assert pool.busy <= size
+            for _ in range(dice.randrange(3)):
+                await asyncio.sleep(0)
+            if dice.random() < 0.2:
+                raise ValueError
+
+    tasks = [asyncio.create_task(work()) for _ in range(count)]
+    while not all(task.done() for task in tasks):
+        if dice.random() < 0.5:
+            dice.choice(tasks).cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert pool.busy == 0
+    async with pool.slot():  # and it still works
+        assert pool.busy == 1

@@ -1,17 +1,19 @@
-"""What the dispatcher hands out, when, and what it tells: holds, pauses, shares, parking, the cost of retries."""
+"""What the dispatcher hands out and when: holds, pauses, shares, and a hundred thousand that wait."""
 
 import asyncio
+import itertools
+import time
 from collections import Counter
-from typing import Any
+from pathlib import Path
 
 import pytest
-from test_service import QUICK, Bench, ask, settled, until
+from test_service import Bench, ask, settled, until
 
 from prorl_gym.environments.protocol import Episode, RunContext
-from prorl_gym.errors import CancelReason
 from prorl_gym.records import Rollout, RolloutRequest
-from prorl_gym.rollout.protocol import ParkingChanged, RecoveredRollout, StageEntered
-from prorl_gym.rollout.scheduling.dispatcher import Dispatcher
+from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
+from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
+from prorl_gym.rollout.protocol import RecoveredRollout
 from prorl_gym.rollout.scheduling.pending import PendingIndex, PendingRollout
 from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
@@ -37,7 +39,7 @@ def entry(name: str, environment: str = "math", *, evaluation: bool = False) -> 
 def lined_up(*entries: PendingRollout, shares: dict[str, float] | None = None) -> PendingIndex:
     line = PendingIndex(shares)
     for one in entries:
-        line.add(one)
+        line.by_id[one.rollout_id] = one
         line.enqueue(one)
     return line
 
@@ -122,38 +124,11 @@ def test_a_cancelled_one_leaves_the_line() -> None:
 # --- the dispatcher -----------------------------------------------------------------------------------------------
 
 
-async def test_it_reports_cursor_and_record_and_every_stage() -> None:
-    ledger = MemoryLedger()
-    runner = InProcessRunner(environment_lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
-    reported: list[tuple[int, Rollout]] = []
-    seen: list[StageEntered | ParkingChanged] = []
-    dispatcher = Dispatcher(ledger, runner, QUICK, lambda cursor, rollout: reported.append((cursor, rollout)))
-    dispatcher.add_stage_observer(seen.append)
-    dispatcher.start()
-    requests = [ask("a"), ask("b")]
-    await ledger.add_rollouts(requests)
-    for request in requests:
-        entry = PendingRollout.from_source(request)
-        dispatcher.pending.add(entry)
-        dispatcher.pending.enqueue(entry)
-
-    async def both() -> bool:
-        return len(reported) == 2
-
-    await until(both)
-    await dispatcher.stop(drain=True)
-    assert [(d.cursor, d.record) for d in await ledger.read_records(None, 0, 10)] == [
-        (cursor, rollout.model_dump_json()) for cursor, rollout in reported
-    ]
-    stages = [event.stage for event in seen if isinstance(event, StageEntered) and event.rollout_id == "a"]
-    assert stages == ["queue", "init", "run", "eval"]
-
-
 async def test_a_pause_begins_nothing_and_finishes_what_is_in_hand() -> None:
     bench = Bench(runner=TINY)
     async with bench as service:
         await service.submit([ask("before", run="hang")])
-        await until(lambda: working(service, 1))
+        await until(service, lambda status: status.capacity.run == 1)
         service.hold_dispatch()
         await service.submit([ask("meanwhile"), ask("unwanted")])
         await service.cancel(["before", "unwanted"])
@@ -176,27 +151,6 @@ async def test_a_pause_does_not_keep_the_service_from_stopping() -> None:
     assert [job.request.rollout_id for job in await ledger.pending_jobs()] == ["a"]
 
 
-async def working(service: RolloutService, count: int) -> bool:
-    return (await service.status()).capacity.run == count
-
-
-async def test_what_failed_attempts_cost_is_in_the_record() -> None:
-    async with Bench() as service:
-        await service.submit([ask("a", turns=2, eval="grader_failed", flaky=2)])
-        rollout = await settled(service, "a")
-    assert (rollout.outcome.status, rollout.attempt, rollout.sampled_tokens) == ("completed", 2, 6)
-    assert [(retry.attempt, retry.sampled_tokens) for retry in rollout.retries] == [(0, 6), (1, 6)]
-    assert all(retry.seconds > 0 for retry in rollout.retries)
-
-
-async def test_a_failure_that_persists_keeps_the_tokens_of_its_last_attempt() -> None:
-    async with Bench() as service:
-        await service.submit([ask("a", turns=3, run="engine_unreachable")])
-        rollout = await settled(service, "a")
-    assert (rollout.outcome.status, rollout.reward, rollout.sampled_tokens) == ("failed", None, 9)
-    assert [retry.sampled_tokens for retry in rollout.retries] == [9, 9]
-
-
 async def test_no_environment_starves_the_other_through_the_whole_service() -> None:
     """Many long rollouts of one environment were submitted first; the short ones of another pass them."""
     running = asyncio.Event()
@@ -206,68 +160,89 @@ async def test_no_environment_starves_the_other_through_the_whole_service() -> N
             running.set()
             await super().run(task, episode, context)
 
-    slow, quick = Slow("slow"), ScriptedEnvironment("quick")
-    policies, backend = FakePolicySource(), EmptyBackend()
-    runner = InProcessRunner(
-        environment_lookup(slow, quick), policies, backend, RunnerConfig(queue=2, init=2, run=2, eval=2)
+    limits = RolloutSettings(run_seconds=0.05)
+    slow = [
+        ask(f"slow{n}", run="hang").model_copy(update={"environment": "slow", "settings": limits}) for n in range(60)
+    ]
+    quick = [ask(f"quick{n}").model_copy(update={"environment": "quick"}) for n in range(60)]
+    async with Bench(environments=[Slow("slow"), ScriptedEnvironment("quick")]) as service:
+        await service.submit(slow)
+        await running.wait()
+        await service.submit(quick)
+        await asyncio.gather(*(settled(service, request.rollout_id) for request in quick))
+        assert sum([await service.result(request.rollout_id) is None for request in slow]) > 20
+
+
+# --- many that wait ------------------------------------------------------------------------------------------------
+
+COUNT = 90_000
+RECOVER = 1.5
+"""Seconds of processor time; 0.6 on an idle machine."""
+WRITTEN = 8000
+"""Records that are written while the event loop is watched."""
+CANCEL = 2.0
+"""Seconds of processor time until the answer; 0.6 on an idle machine."""
+
+
+def waiting(number: int) -> RolloutRequest:
+    return RolloutRequest(
+        rollout_id=f"r{number}",
+        group_id=f"g{number // 8}",
+        group_size=8,
+        replica=number % 8,
+        environment="scripted",
+        task={"run": "hang"},
     )
-    service = RolloutService(MemoryLedger(), runner, QUICK)
+
+
+async def lives(turns: list[float], alive: asyncio.Event) -> None:
+    """Note at which processor time of its thread the event loop had a turn: only what the service does can delay it."""
+    while True:
+        turns.append(time.thread_time())
+        alive.set()
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.slow
+async def test_many_that_wait_are_taken_up_and_cancelled(tmp_path: Path) -> None:
+    config = LedgerConfig(path=tmp_path / "l.db")
+    ledger = await SqliteLedger.open(config)
+    for start in range(0, COUNT, 1000):
+        await ledger.add_rollouts([waiting(number) for number in range(start, start + 1000)])
+    await ledger.close()
+    runner = InProcessRunner(environment_lookup(ScriptedEnvironment()), FakePolicySource(), EmptyBackend())
+    began = time.process_time()
+    service = RolloutService(await SqliteLedger.open(config), runner)
     await service.start()
+    recovered = time.process_time() - began
+    assert service.pending == COUNT
+    service.hold_dispatch()
+    records: list[str] = []
+    written = asyncio.Event()
 
-    def many(environment: str, limits: RolloutSettings | None = None, **task: Any) -> list[RolloutRequest]:
-        return [
-            RolloutRequest(
-                rollout_id=f"{environment}{number}",
-                environment=environment,
-                task=task,
-                settings=limits or RolloutSettings(),
-            )
-            for number in range(60)
-        ]
+    def on_record(record: Rollout) -> None:
+        records.append(record.rollout_id)
+        if len(records) == WRITTEN:
+            written.set()
 
-    await service.submit(many("slow", RolloutSettings(run_seconds=0.05), run="hang"))
-    await running.wait()
-    await service.submit(many("quick"))
-    await asyncio.gather(*(settled(service, f"quick{n}") for n in range(60)))
-    left = sum([await service.result(f"slow{n}") is None for n in range(60)])
-    assert left > 20
-    await service.cancel([f"slow{n}" for n in range(60)], reason=CancelReason.CLIENT)
-    await asyncio.gather(*(settled(service, f"slow{n}") for n in range(60)))
-    await service.stop()
-    assert (backend.sandbox_count, policies.open_sessions) == (0, 0)
-
-
-async def test_park_and_unpark_reach_the_runner() -> None:
-    class Gentle(ScriptedEnvironment):
-        """Lets the loop run before its first call."""
-
-        async def run(self, task: Script, episode: Episode, context: RunContext) -> None:
-            for _ in range(20):
-                await asyncio.sleep(0)
-            await super().run(task, episode, context)
-
-    bench = Bench(environment=Gentle())
-    records: asyncio.Queue[Rollout] = asyncio.Queue()
-    dispatcher = Dispatcher(bench.ledger, bench.runner, QUICK, lambda cursor, rollout: records.put_nowait(rollout))
-    seen: list[StageEntered | ParkingChanged] = []
-    one = PendingRollout.from_source(ask("a", turns=2))
-
-    def park_at_once(event: StageEntered | ParkingChanged) -> None:
-        if isinstance(event, StageEntered) and event.stage == "run":
-            dispatcher.spawn(dispatcher.park([one]))
-
-    dispatcher.add_stage_observer(seen.append)
-    dispatcher.add_stage_observer(park_at_once)
-    await bench.ledger.add_rollouts([ask("a", turns=2)])
-    dispatcher.pending.add(one)
-    dispatcher.pending.enqueue(one)
-    dispatcher.start()
-
-    async def parked() -> bool:
-        return (await bench.runner.capacity()).parked == 1
-
-    await until(parked)
-    await dispatcher.unpark([one])
-    assert (await asyncio.wait_for(records.get(), 10)).turns == 2
-    await dispatcher.stop(drain=True)
-    assert [event.is_parked for event in seen if isinstance(event, ParkingChanged)] == [True, False]
+    service.record_observers.append(on_record)
+    turns: list[float] = []
+    alive = asyncio.Event()
+    living = asyncio.create_task(lives(turns, alive))
+    await alive.wait()
+    began, since = time.process_time(), time.monotonic()
+    stopped = await service.cancel(runs=["default"])
+    cancelled, answered = time.process_time() - began, time.monotonic() - since
+    await asyncio.wait_for(written.wait(), 30)
+    living.cancel()
+    longest = max(later - earlier for earlier, later in itertools.pairwise(turns))
+    print(f"recovered {recovered:.2f} s, cancelled {cancelled:.2f} s ({answered:.2f} s), longest {longest:.2f} s")
+    assert len(stopped) == COUNT
+    assert service.pending <= COUNT - WRITTEN
+    await asyncio.wait_for(service.stop(drain=False), 30)
+    assert recovered < 2 * RECOVER
+    assert cancelled < 2 * CANCEL
+    assert longest < 2.0
+    ledger = await SqliteLedger.open(config)
+    assert all(one.cancel_reason is not None for one in await ledger.recover()), "the next start ends the rest"
+    await ledger.close()

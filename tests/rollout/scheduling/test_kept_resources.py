@@ -42,24 +42,17 @@ async def test_it_is_left_once_at_the_end() -> None:
     assert resource.events == ["entering", "entered", "left"]
 
 
-async def test_the_end_stops_what_is_still_being_entered() -> None:
+@pytest.mark.parametrize("by", ["the end", "its caller"])
+async def test_what_is_still_being_entered_is_stopped(by: str) -> None:
     leases, resource = SandboxLeases(EmptyBackend()), Resource(slow=True)
     keeping = asyncio.create_task(leases.enter_context(resource))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
+    if by == "its caller":
+        keeping.cancel()
     await leases.close()
     with pytest.raises(asyncio.CancelledError):
         await keeping
-    assert resource.events == ["entering", "cancelled"]
-
-
-async def test_a_caller_that_is_cancelled_wants_it_no_more() -> None:
-    leases, resource = SandboxLeases(EmptyBackend()), Resource(slow=True)
-    keeping = asyncio.create_task(leases.enter_context(resource))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    keeping.cancel()
-    await leases.close()
     assert resource.events == ["entering", "cancelled"]
 
 

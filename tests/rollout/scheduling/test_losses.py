@@ -10,17 +10,17 @@ import pytest
 
 from prorl_gym.agents.protocol import Artifacts
 from prorl_gym.environments.protocol import Episode, Leases, RunContext
-from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnfitImageError, UnusableSandboxError
+from prorl_gym.errors import Evidence, FailureKind, UnfitImageError, UnusableSandboxError
 from prorl_gym.records import Retry, Rollout, RolloutRequest, Score
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
-from prorl_gym.rollout.protocol import Finished, Job, Ledger
+from prorl_gym.rollout.protocol import Finished, Job
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.scheduling.sandbox_leases import MemoryPressure
 from prorl_gym.rollout.scheduling.stage_pools import SharedExclusiveLock
 from prorl_gym.rollout.service import RolloutService
-from prorl_gym.sandbox.protocol import SandboxSpec
+from prorl_gym.sandbox.protocol import SandboxBackend, SandboxSpec
 from prorl_gym.settings import ResolvedSettings
 from prorl_gym.testing.rollout.fake_rollout import (
     EmptyBackend,
@@ -74,12 +74,13 @@ class Losing(ScriptedEnvironment):
             await sandbox.exec(["true"], timeout=1)
 
 
-def service_of(environment: ScriptedEnvironment, ledger: Ledger | None = None, attempts: int = 3) -> RolloutService:
-    runner = InProcessRunner(
-        environment_lookup(environment), FakePolicySource(), FakeBackend(), RunnerConfig(cleanup_seconds=1)
-    )
-    config = RetryConfig(attempts=attempts, pause_seconds=0)
-    return RolloutService(ledger or MemoryLedger(), runner, config)
+def runner_of(environment: ScriptedEnvironment, backend: SandboxBackend | None = None) -> InProcessRunner:
+    lookup, policies = environment_lookup(environment), FakePolicySource()
+    return InProcessRunner(lookup, policies, backend or FakeBackend(), RunnerConfig(cleanup_seconds=1))
+
+
+def service_of(runner: InProcessRunner, ledger: SqliteLedger | None = None) -> RolloutService:
+    return RolloutService(ledger or MemoryLedger(), runner, RetryConfig(pause_seconds=0))
 
 
 async def made(service: RolloutService, **task: Any) -> Rollout:
@@ -114,7 +115,7 @@ async def made(service: RolloutService, **task: Any) -> Rollout:
     ],
 )
 async def test_who_pays(losses: list[tuple[str, Evidence]], expected: tuple[Any, ...]) -> None:
-    rollout = await made(service_of(Losing(losses)))
+    rollout = await made(service_of(runner_of(Losing(losses))))
     kind = rollout.outcome.kind
     found = (rollout.outcome.status, None if kind is None else kind.value, rollout.reward, len(rollout.retries))
     assert found == expected
@@ -129,7 +130,7 @@ async def test_a_host_that_is_short_of_memory_takes_the_blame(host: list[int]) -
         await lose(stage, sandbox)
 
     environment.lose = lose_by_the_host
-    rollout = await made(service_of(environment))
+    rollout = await made(service_of(runner_of(environment)))
     assert (rollout.outcome.kind, rollout.reward, len(rollout.retries)) == (FailureKind.SANDBOX_LOST, None, 2)
 
 
@@ -151,7 +152,7 @@ async def test_a_restart_neither_forgets_nor_spends_a_loss(tmp_path: Path) -> No
     await ledger.close()  # with the second attempt under way
 
     ledger = await SqliteLedger.open(LedgerConfig(path=tmp_path / "l.db"))
-    service = service_of(Losing([("run", UNEXPLAINED)]), ledger)
+    service = service_of(runner_of(Losing([("run", UNEXPLAINED)])), ledger)
     await service.start()
     rollout = await service.result("r", wait=20)
     await service.stop()
@@ -168,7 +169,7 @@ class Unusable(ScriptedEnvironment):
 
 
 async def test_a_program_that_leaves_its_grading_sandbox_unusable_is_worth_nothing() -> None:
-    rollout = await made(service_of(Unusable()))
+    rollout = await made(service_of(runner_of(Unusable())))
     assert (rollout.outcome.kind, rollout.reward) == (FailureKind.SANDBOX_BROKEN_BY_AGENT, 0.0)
 
 
@@ -195,10 +196,7 @@ async def test_what_works_in_a_clean_sandbox_was_removed_by_the_payload(
             await context.leases.get_agent_sandbox(SandboxSpec())
             raise missing
 
-    runner = InProcessRunner(
-        environment_lookup(Environment()), FakePolicySource(), Backend(), RunnerConfig(cleanup_seconds=1)
-    )
-    rollout = await made(RolloutService(MemoryLedger(), runner, RetryConfig(pause_seconds=0)))
+    rollout = await made(service_of(runner_of(Environment(), Backend())))
     assert (rollout.outcome.cause, rollout.reward) == expected
 
 
@@ -227,9 +225,7 @@ def job(name: str, *, lost: bool = False) -> Job:
 
 async def test_the_attempt_after_an_unexplained_loss_runs_alone() -> None:
     environment = Gated()
-    runner = InProcessRunner(
-        environment_lookup(environment), FakePolicySource(), EmptyBackend(), RunnerConfig(cleanup_seconds=1)
-    )
+    runner = runner_of(environment, EmptyBackend())
     for one in (job("a"), job("b"), job("lost", lost=True), job("c")):
         await runner.accept(one)
     seen = runner.events()
@@ -256,8 +252,3 @@ async def test_company_is_left_by_who_is_cancelled_while_it_waits() -> None:
     (await asyncio.wait_for(later, 5))()
     leave()
     (await asyncio.wait_for(company.acquire(exclusive=True), 5))()
-
-
-def test_evidence_makes_the_error() -> None:
-    error = SandboxError.from_evidence(UNEXPLAINED, "gone.", earlier_losses=1)
-    assert (error.kind, error.evidence) == (FailureKind.SANDBOX_BROKEN_BY_AGENT, UNEXPLAINED)

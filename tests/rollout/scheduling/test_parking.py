@@ -1,11 +1,8 @@
 """Parked agents hold no slot and are charged nothing; whatever happens to them, everything comes back."""
 
 import asyncio
-import random
 from typing import Any
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from test_runner import Bench, end, job
 
 from prorl_gym.agents.protocol import AssistantTurn
@@ -15,7 +12,6 @@ from prorl_gym.rollout.protocol import Finished, ParkingChanged, StageEntered
 from prorl_gym.rollout.scheduling.runner import RunnerConfig
 from prorl_gym.settings import RolloutSettings
 from prorl_gym.testing.rollout.fake_rollout import (
-    EmptyBackend,
     FakeSession,
     Script,
     ScriptedEnvironment,
@@ -76,10 +72,16 @@ async def park(yard: Yard, name: str) -> None:
     await yard.turn(lambda: (name, True) in yard.parked)
 
 
-async def test_a_parked_agent_gives_its_slot_and_its_engine_place_away_and_goes_on_later() -> None:
+async def one_parked(limits: RolloutSettings | None = None) -> Yard:
+    """Return a yard whose only rollout, ``a``, is parked."""
     yard = Yard()
-    await yard.begin("a")
+    await yard.begin("a", limits)
     await park(yard, "a")
+    return yard
+
+
+async def test_a_parked_agent_gives_its_slot_and_its_engine_place_away_and_goes_on_later() -> None:
+    yard = await one_parked()
     assert yard.policies.releases == 1
     assert yard.backend.sandbox_count == 1  # it keeps its sandbox
     capacity = await yard.runner.capacity()
@@ -95,9 +97,7 @@ async def test_a_parked_agent_gives_its_slot_and_its_engine_place_away_and_goes_
 
 
 async def test_no_deadline_runs_while_parked() -> None:
-    yard = Yard()
-    await yard.begin("a", RolloutSettings(run_seconds=1.0))
-    await park(yard, "a")
+    yard = await one_parked(RolloutSettings(run_seconds=1.0))
     await asyncio.sleep(1.2)
     await yard.runner.unpark(["a"])
     rollout = (await yard.finish())["a"]
@@ -107,17 +107,15 @@ async def test_no_deadline_runs_while_parked() -> None:
 
 
 async def test_who_goes_on_is_served_before_who_has_not_begun() -> None:
-    yard = Yard()
-    await yard.begin("a")
-    await park(yard, "a")
+    yard = await one_parked()
     await yard.begin("b")
     for name in ("c", "d"):
         await yard.runner.accept(job(name, id=name, turns=1))
         yard.environment.step[name] = asyncio.Event()
         yard.go(name)
-    await yard.turn(lambda: yard.runner.snapshot().pools["run"].waiting == 2)
+    await yard.turn(lambda: yard.runner.pools.by_name["run"].waiting == 2)
     await yard.runner.unpark(["a"])
-    await yard.turn(lambda: yard.runner.snapshot().pools["run"].waiting == 3)
+    await yard.turn(lambda: yard.runner.pools.by_name["run"].waiting == 3)
     yard.go("b")
     await yard.finish()
     served = [
@@ -171,9 +169,7 @@ async def test_only_an_agent_at_work_is_parked() -> None:
 
 
 async def test_a_parked_one_is_cancelled_at_once_with_its_tokens() -> None:
-    yard = Yard()
-    await yard.begin("a")
-    await park(yard, "a")
+    yard = await one_parked()
     await yard.runner.cancel(["a"], CancelReason.REDUNDANT)
     rollout = (await yard.finish())["a"]
     assert end(rollout) == ("cancelled", "redundant", "run", None)
@@ -203,61 +199,3 @@ async def test_a_swallowed_cancel_makes_no_further_call_and_does_not_park_for_ev
     await yard.runner.cancel(["a"], CancelReason.CLIENT)
     assert (await yard.finish())["a"].outcome.status == "cancelled"
     assert calls == 1
-
-
-async def test_close_ends_parked_ones_too() -> None:
-    yard = Yard()
-    await yard.begin("a")
-    await park(yard, "a")
-    await asyncio.wait_for(yard.runner.close(), 1)
-    assert end((await yard.finish())["a"])[:2] == ("cancelled", "shutdown")
-
-
-@settings(max_examples=80, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**32))
-def test_slots_never_leak_under_random_parking(seed: int) -> None:
-    async def drive() -> None:
-        dice = random.Random(seed)
-        config = RunnerConfig(
-            queue=dice.randint(1, 4),
-            init=dice.randint(1, 2),
-            ready=dice.randint(0, 2),
-            run=dice.randint(1, 3),
-            eval=1,
-            parked=dice.choice([None, 0, 2, 5]),
-            cleanup_seconds=1,
-        )
-        bench = Bench(config, EmptyBackend(start_ticks=dice.randrange(3)))
-        accepted: list[str] = []
-
-        async def offer(number: int) -> None:
-            script: dict[str, Any] = {
-                stage: dice.choice(["ok", "ok", "ok", "crash", "engine_timeout"]) for stage in ("init", "run")
-            }
-            task = job(f"r{number}", sandboxes=dice.random() < 0.5, turns=dice.randint(1, 6), **script)
-            await bench.runner.accept(task)
-            accepted.append(f"r{number}")
-
-        offers = [asyncio.create_task(offer(number)) for number in range(dice.randint(1, 15))]
-        for _ in range(dice.randrange(150)):
-            some = [f"r{dice.randrange(15)}" for _ in range(3)]
-            match dice.randrange(8):
-                case 0:
-                    await bench.runner.cancel(some[:1], CancelReason.CLIENT)
-                case 1 | 2:
-                    await bench.runner.park(some)
-                case 3:
-                    await bench.runner.unpark(some)
-                case _:
-                    await asyncio.sleep(0)
-            pools = bench.runner.snapshot().pools
-            assert all(pool.busy <= pool.size for name, pool in pools.items() if name != "jobs")
-        await asyncio.wait_for(asyncio.gather(*offers[: len(accepted)]), 5)
-        if dice.random() < 0.5:
-            await bench.runner.close()
-        for task in offers:
-            task.cancel()
-        await asyncio.gather(*offers, return_exceptions=True)
-        assert set(await bench.finish()) == set(accepted)
-
-    asyncio.run(drive())

@@ -86,4 +86,4 @@ async def test_the_runner_announces_to_its_backend_what_comes_next() -> None:
     assert [count for _, count in backend.requested] == [2, 2, 2]  # never more than may be on their way
     await bench.runner.cancel([f"r{number}" for number in range(6)], CancelReason.CLIENT)
     await bench.finish()
-    assert not any(bench.runner.snapshot().prewarm_waiting.values())
+    assert not any(kind.waiting for kind in bench.runner.prewarmer.workloads.values())

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +18,8 @@ from prorl_gym.agents.protocol import Artifacts, Observation, Tool, ToolSpec
 from prorl_gym.agents.tools import FinishTool
 from prorl_gym.agents.tools.agent_sandbox import SandboxSource
 from prorl_gym.environments.protocol import Leases
+from prorl_gym.environments.row_format import TaskRow
 from prorl_gym.environments.simple import SimpleEnvironment
-from prorl_gym.environments.task_row import TaskRow
 from prorl_gym.errors import EngineError, FailureKind, GraderError
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.balance.health_monitor import FailoverOptions
@@ -138,16 +139,17 @@ class CountingEngine(FakeEngine):
 
 
 class CountingLedger(MemoryLedger):
-    """``logged`` is how many turns it was given."""
-
-    logged = 0
+    """Notes the turns that it is given."""
 
     def __init__(self) -> None:
         super().__init__()
         self.turns: list[TurnEnded] = []
 
+    @property
+    def logged(self) -> int:
+        return len(self.turns)
+
     async def log_turn(self, ended: TurnEnded) -> None:
-        self.logged += 1
         self.turns.append(ended)
         await super().log_turn(ended)
 
@@ -162,49 +164,51 @@ class Place:
         self.level = level
         self._request = RolloutRequest(rollout_id="r", environment="adder", task={"question": "?", "turns": turns})
 
-    async def serve(self, *, until_held: bool = False, cancel_in: str = "") -> Rollout | None:
-        """Serve until the rollout has its record, or until the engine holds a call; then stop as at a restart.
+    async def serve(self, *, cancel_in: str = "") -> Rollout:
+        """Serve until the rollout has its record; ``cancel_in`` names the stage in which it is cancelled."""
+        async with self._serving(drain=True) as service:
+            if cancel_in:
+                await self._entered[cancel_in].wait()
+                await service.cancel(["r"])
+            rollout = await service.result("r", wait=60)
+        assert rollout is not None
+        return rollout
 
-        ``cancel_in`` names the stage in which the rollout is cancelled.
-        """
-        failover = FailoverOptions(recovery_seconds=0.0)
-        async with EnginePool("policy", failover=failover) as pool:
+    async def serve_until_held(self, turn: int) -> None:
+        """Serve until the engine holds the call of a turn; then stop as at a restart."""
+        self.engine.trouble[turn] = [asyncio.Event()]
+        async with self._serving(drain=False):
+            await self.engine.call_held.wait()
+            self.engine.call_held.clear()
+
+    @asynccontextmanager
+    async def _serving(self, *, drain: bool) -> AsyncGenerator[RolloutService]:
+        self.stages: list[str] = []
+        self._entered: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+        def note(event: AttemptMoved) -> None:
+            if isinstance(event, StageEntered):
+                self.stages.append(event.stage)
+                self._entered[event.stage].set()
+
+        async with EnginePool("policy", failover=FailoverOptions(recovery_seconds=0.0)) as pool:
             pool.add_engine(self.engine)
             source = ModelPolicySource(pool, CODEC)
             runner = InProcessRunner(
                 lambda name: self.environment, source, EmptyBackend(), run_settings={"default": self.level}
             )
             service = RolloutService(self.ledger, runner, RetryConfig(pause_seconds=0))
-            self.stages: list[str] = []
-            entered = asyncio.Event()
-
-            def note(event: AttemptMoved) -> None:
-                if isinstance(event, StageEntered):
-                    self.stages.append(event.stage)
-                    if event.stage == cancel_in:
-                        entered.set()
-
-            service.add_stage_observer(note)
+            service.stage_observers.append(note)
             await service.start()
             await service.submit([self._request])
-            rollout = None
-            if cancel_in:
-                await entered.wait()
-                await service.cancel(["r"])
-            if until_held:
-                await self.engine.call_held.wait()
-                self.engine.call_held.clear()
-            else:
-                rollout = await service.result("r", wait=60)
-            await service.stop(drain=not until_held)
+            yield service
+            await service.stop(drain=drain)
         self.ledger.reopen()
-        return rollout
 
 
 async def undisturbed(turns: int, environment: Adder | None = None) -> Rollout:
     place = Place(turns, environment or ReplayableAdder(), RESUME)
     rollout = await place.serve()
-    assert rollout is not None
     assert (rollout.resumed_turns, rollout.resume_refused, place.ledger.logged) == (0, "", turns)
     return rollout
 
@@ -226,12 +230,12 @@ async def test_a_resumed_rollout_has_the_tokens_of_an_undisturbed_one(turns: int
     assert sorted(set(versions)) == list(range(turns))
     for cut in range(turns):
         place = Place(turns, ReplayableAdder(), RESUME)
-        place.engine.trouble[cut] = [asyncio.Event() if by_restart else REFUSED]
         if by_restart:
-            await place.serve(until_held=True)
+            await place.serve_until_held(cut)
             assert place.ledger.logged == cut
+        else:
+            place.engine.trouble[cut] = [REFUSED]
         rollout = await place.serve()
-        assert rollout is not None
         assert_same_work(rollout, wanted)
         assert (rollout.resumed_turns, len(rollout.retries), place.ledger.logged) == (cut, int(not by_restart), turns)
         assert place.engine.asked.pop((cut, 0)) == 2
@@ -267,17 +271,16 @@ async def test_a_compacted_rollout_resumes_in_the_middle_of_a_segment_and_of_a_s
         return place
 
     wanted = await made().serve()
-    assert wanted is not None
     assert [segment.cause for segment in wanted.segments][:3] == ["first", "summary", "summary"]
     assert wanted.outcome.status == "completed"
     count = len({call.turn for segment in wanted.segments for call in segment.generations})
     for cut in range(count):
         place = made()
-        place.engine.trouble[cut] = [asyncio.Event() if by_restart else REFUSED]
         if by_restart:
-            await place.serve(until_held=True)
+            await place.serve_until_held(cut)
+        else:
+            place.engine.trouble[cut] = [REFUSED]
         rollout = await place.serve()
-        assert rollout is not None
         assert_same_work(rollout, wanted)
         assert (rollout.resumed_turns, rollout.resume_refused) == (cut, "")
 
@@ -287,7 +290,6 @@ async def test_a_rollout_that_was_over_is_graded_without_the_engine() -> None:
     place = Place(3, ReplayableAdder(), RESUME)
     place.environment.failing_grades = 1
     rollout = await place.serve()
-    assert rollout is not None
     assert_same_work(rollout, wanted)
     assert (rollout.resumed_turns, len(rollout.retries)) == (3, 1)
     assert set(place.engine.asked.values()) == {1}
@@ -298,7 +300,6 @@ async def test_what_grading_knows_reaches_no_later_attempt(answers: list[int]) -
     place = Place(3, ReplayableAdder(iter(answers)), RESUME)
     place.environment.graded_failures = 1
     rollout = await place.serve()
-    assert rollout is not None
     assert rollout.score is not None
     assert (rollout.score.expected, len(rollout.retries)) == (GOLD, 1)
     assert rollout.submission == GradedSubmission(text="7")
@@ -313,7 +314,6 @@ async def test_an_attempt_after_one_that_came_no_further_starts_from_nothing() -
     place = Place(4, ReplayableAdder(), RESUME)
     place.engine.trouble[2] = [REFUSED, REFUSED]
     rollout = await place.serve()
-    assert rollout is not None
     assert_same_work(rollout, await undisturbed(4))
     assert (rollout.resumed_turns, rollout.resume_refused, len(rollout.retries)) == (0, "", 2)
     assert place.engine.asked[0, 0] == 2
@@ -322,10 +322,8 @@ async def test_an_attempt_after_one_that_came_no_further_starts_from_nothing() -
 async def test_another_answer_in_the_replay_starts_over() -> None:
     """The first answers are 0 and 1, those of the replay 100 more: it is not the sandbox that the policy saw."""
     place = Place(4, ReplayableAdder(iter([0, 0, 100, 0, 0, 0])), RESUME)
-    place.engine.trouble[2] = [asyncio.Event()]
-    await place.serve(until_held=True)
+    await place.serve_until_held(2)
     rollout = await place.serve()
-    assert rollout is not None
     assert_same_work(rollout, await undisturbed(4))
     assert (rollout.resumed_turns, rollout.retries) == (0, [])
     assert rollout.resume_refused == "turn 0: its tools answered otherwise than before."
@@ -339,21 +337,17 @@ async def test_answers_are_compared_as_the_environment_normalizes_them() -> None
             return text.partition(",")[2]
 
     place = Place(3, Lenient(iter([0, 0, 100, 0])), RESUME)
-    place.engine.trouble[2] = [asyncio.Event()]
-    await place.serve(until_held=True)
+    await place.serve_until_held(2)
     rollout = await place.serve()
-    assert rollout is not None
     assert (rollout.resumed_turns, rollout.resume_refused) == (2, "")
     assert rollout.segments == (await undisturbed(3)).segments  # the policy is shown what it was shown before
 
 
 async def test_turns_sampled_with_other_settings_are_not_resumed() -> None:
     place = Place(3, ReplayableAdder(), RESUME)
-    place.engine.trouble[1] = [asyncio.Event()]
-    await place.serve(until_held=True)
+    await place.serve_until_held(1)
     place.level = RESUME.model_copy(update={"temperature": 0.5})
     rollout = await place.serve()
-    assert rollout is not None
     assert rollout.resumed_turns == 0
     assert rollout.resume_refused == "turn 0: its prompt or sampling settings differ from the logged ones."
     assert rollout.segments[0].temperature == 0.5
@@ -362,11 +356,9 @@ async def test_turns_sampled_with_other_settings_are_not_resumed() -> None:
 async def test_a_limit_in_the_replay_starts_over() -> None:
     """The time for RUN is shorter now than the tools alone take: it is no limit that the policy reached."""
     place = Place(3, ReplayableAdder(seconds=0.05), RESUME)
-    place.engine.trouble[2] = [asyncio.Event()]
-    await place.serve(until_held=True)
+    await place.serve_until_held(2)
     place.level = RESUME.model_copy(update={"run_seconds": 0.02})
     rollout = await place.serve()
-    assert rollout is not None
     assert rollout.resume_refused == "turn 0: the agent was stopped before it, and had not been before."
     assert rollout.outcome.status == "truncated"
 
@@ -376,10 +368,8 @@ async def test_a_replay_is_set_up_and_what_the_turns_took_before_is_charged() ->
     """Each turn takes 10 s. A rollout of seven is truncated after 45 s of RUN, in whichever attempt they fall."""
     level = RESUME.model_copy(update={"run_seconds": 45.0})
     place = Place(7, ReplayableAdder(seconds=10.0), level)
-    place.engine.trouble[3] = [asyncio.Event()]
-    await place.serve(until_held=True)
+    await place.serve_until_held(3)
     rollout = await place.serve()
-    assert rollout is not None
     assert (rollout.outcome.limit, rollout.resumed_turns, rollout.turns) == ("time", 3, 6)  # turn 1 took two calls
     assert rollout.stages["init"].seconds == pytest.approx(30.0, abs=0.5)
     assert rollout.stages["run"].queued == pytest.approx(0.0, abs=0.5)
@@ -387,10 +377,8 @@ async def test_a_replay_is_set_up_and_what_the_turns_took_before_is_charged() ->
 
 async def test_a_cancel_in_the_replay_counts_it_as_set_up() -> None:
     place = Place(3, ReplayableAdder(seconds=0.3), RESUME)
-    place.engine.trouble[2] = [asyncio.Event()]
-    await place.serve(until_held=True)
+    await place.serve_until_held(2)
     rollout = await place.serve(cancel_in="run")
-    assert rollout is not None
     assert (rollout.outcome.status, rollout.resumed_turns) == ("cancelled", 0)
     assert rollout.stages["init"].seconds > rollout.stages["run"].seconds == 0.0
 
@@ -404,10 +392,8 @@ async def test_a_cancel_in_the_replay_counts_it_as_set_up() -> None:
 )
 async def test_without_it_nothing_is_written(environment: Adder, level: RolloutSettings) -> None:
     place = Place(3, environment, level)
-    place.engine.trouble[2] = [asyncio.Event()]
-    await place.serve(until_held=True)
+    await place.serve_until_held(2)
     assert place.ledger.logged == 0
     rollout = await place.serve()
-    assert rollout is not None
     assert (rollout.resumed_turns, rollout.resume_refused) == (0, "")
     assert place.engine.asked[0, 0] == 2

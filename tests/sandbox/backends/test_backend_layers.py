@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sandbox_support import give_to_sandboxes
+from sandbox_support import closing, fails_as, give_to_sandboxes
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.images.protocol import ResolvedImage
+from prorl_gym.sandbox.images.store import ResolvedImage
 from prorl_gym.sandbox.protocol import SandboxSpec
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
@@ -42,9 +42,8 @@ def named() -> Named:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def layered(backend_name: BackendName, scratch: Path, named: Named) -> AsyncIterator[NamespaceBackend]:
-    backend = NamespaceBackend(backend_name, SandboxConfig(scratch=scratch), named)
-    yield backend
-    await backend.close()
+    async with closing(NamespaceBackend(backend_name, SandboxConfig(scratch=scratch), named)) as backend:
+        yield backend
 
 
 def layer(ground: Path, name: str, files: dict[str, str]) -> str:
@@ -57,13 +56,10 @@ def layer(ground: Path, name: str, files: dict[str, str]) -> str:
 
 
 async def read(backend: NamespaceBackend, image: str, script: str) -> str:
-    box = await backend.start_sandbox(SandboxSpec(image=image))
-    try:
+    async with closing(await backend.start_sandbox(SandboxSpec(image=image))) as box:
         result = await box.exec(["/bin/bash", "-ec", script], timeout=20)
         assert result.exit_code == 0, result
         return result.stdout.decode()
-    finally:
-        await box.close()
 
 
 async def test_the_topmost_layer_wins(layered: NamespaceBackend, named: Named, ground: Path, tiny_image: Path) -> None:
@@ -87,9 +83,8 @@ async def test_a_bad_layer_is_named_and_nothing_stays_pinned(
     layered: NamespaceBackend, named: Named, ground: Path, tiny_image: Path
 ) -> None:
     named.images["torn"] = (str(ground / "gone"), str(tiny_image))
-    with pytest.raises(SandboxError) as caught:
+    with fails_as(FailureKind.IMAGE_MISSING) as caught:
         await layered.start_sandbox(SandboxSpec(image="torn"))
-    assert caught.value.kind is FailureKind.IMAGE_MISSING
     assert caught.value.what == f"image torn: {ground}/gone: No such file or directory."
     assert named.pinned == 0
 

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import test_attacks
-import test_base_image
 import test_ipython
 import test_killed
 import test_root
-from sandbox_support import SECRET, run_check
+from sandbox_support import NOBODY, SECRET, bash, closing, fails_as, plain_backend, run_check, scratch_of_nobody
 from test_backend_layers import Named
 
 from prorl_gym.errors import FailureKind, SandboxError
@@ -29,11 +28,6 @@ from prorl_gym.testing.sandbox.conformance import CHECKS, Check
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.apptainer, pytest.mark.product]
 
-bash = test_attacks.bash
-image = test_base_image.image
-
-NOBODY = 65534
-"""An uid with an account on every machine: Apptainer by itself runs for accounts only."""
 
 # What holds here as it does in the other backends.
 test_host_files_are_not_there = test_attacks.test_host_files_are_not_there
@@ -62,24 +56,16 @@ def backend_name() -> BackendName:
     return "apptainer-plain"
 
 
-def owned(ground: Path) -> Path:
-    path = Path(tempfile.mkdtemp(dir=ground))
-    if os.geteuid() == 0:
-        os.chown(path, NOBODY, NOBODY)
-    return path
-
-
 @pytest.fixture
 def own_scratch(ground: Path) -> Path:
-    return owned(ground)
+    return scratch_of_nobody(ground)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend(ground: Path) -> AsyncIterator[NamespaceBackend]:
     os.environ["PRORL_GYM_TEST_SECRET"] = os.environ["APPTAINERENV_LEAK"] = SECRET
-    backend = NamespaceBackend("apptainer-plain", SandboxConfig(scratch=owned(ground), uid=NOBODY))
-    yield backend
-    await backend.close()
+    async with closing(plain_backend(scratch_of_nobody(ground))) as backend:
+        yield backend
     del os.environ["PRORL_GYM_TEST_SECRET"], os.environ["APPTAINERENV_LEAK"]
 
 
@@ -122,42 +108,34 @@ async def test_host_environment_is_not_there(box: RunningSandbox) -> None:
 
 
 async def test_name_servers_of_the_host_are_not_there(box: RunningSandbox) -> None:
-    assert (await bash(box, "cat /etc/resolv.conf; getent passwd root")).stdout in (
-        b"",
-        b"root:x:0:0:root:/root:/bin/bash\n",
-    )
+    shown = (await bash(box, "cat /etc/resolv.conf; getent passwd root")).stdout
+    assert shown in (b"", b"root:x:0:0:root:/root:/bin/bash\n")
 
 
 async def test_mounts_are_read_only(backend: NamespaceBackend, ground: Path) -> None:
     source = ground / "given-plain"
     source.mkdir()
     (source / "file").write_text("given")
-    box = await backend.start_sandbox(SandboxSpec(mounts=(Mount(str(source), "/given/here"),)))
-    try:
+    async with closing(await backend.start_sandbox(SandboxSpec(mounts=(Mount(str(source), "/given/here"),)))) as box:
         result = await bash(box, "cat /given/here/file; touch /given/here/x")
         assert (result.stdout, result.exit_code) == (b"given", 1)
-    finally:
-        await box.close()
 
 
-async def test_missing_mount_source_is_our_message(backend: NamespaceBackend) -> None:
-    with pytest.raises(SandboxError, match="mount source /does/not/exist: No such file"):
-        await backend.start_sandbox(SandboxSpec(mounts=(Mount("/does/not/exist", "/x"),)))
-
-
-async def test_path_that_the_runtime_would_misread_is_refused(backend: NamespaceBackend, ground: Path) -> None:
-    odd = ground / "odd:rw"
-    odd.mkdir()
-    with pytest.raises(SandboxError, match="reads colons, commas and backslashes"):
-        await backend.start_sandbox(SandboxSpec(mounts=(Mount(str(odd), "/given"),)))
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [("/does/not/exist", "mount source .*: No such file"), ("odd:rw", "reads colons, commas and backslashes")],
+)
+async def test_mount_that_cannot_be_is_our_message(
+    backend: NamespaceBackend, ground: Path, source: str, words: str
+) -> None:
+    (ground / "odd:rw").mkdir(exist_ok=True)
+    with pytest.raises(SandboxError, match=words):
+        await backend.start_sandbox(SandboxSpec(mounts=(Mount(str(ground / source), "/given"),)))
 
 
 async def test_file_size_is_bounded(backend: NamespaceBackend) -> None:
-    box = await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(file_size=1 << 20)))
-    try:
+    async with closing(await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(file_size=1 << 20)))) as box:
         assert (await bash(box, "head -c 3000000 /dev/zero > big; stat -c %s big")).stdout == b"1048576\n"
-    finally:
-        await box.close()
 
 
 async def test_watchdog_ends_a_hog_that_the_kernel_might_spare(backend: NamespaceBackend) -> None:
@@ -167,32 +145,26 @@ open("/proc/self/oom_score_adj", "w").write("0")
 held = [bytes([1]) * (1 << 20) for _ in range(300)]
 time.sleep(60)
 """
-    box = await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(total_memory=100 << 20)))
-    try:
+    async with closing(await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(total_memory=100 << 20)))) as box:
         result = await box.exec(["python3", "-c", hog], timeout=30)
-    finally:
-        await box.close()
     assert (result.breach, result.exit_code, result.stderr) == (Breach.MEMORY_SANDBOX, 137, b"")
 
 
 async def test_closed_sandbox_leaves_no_file(own_scratch: Path) -> None:
-    backend = NamespaceBackend("apptainer-plain", SandboxConfig(scratch=own_scratch, uid=NOBODY))
-    try:
+    async with closing(plain_backend(own_scratch)) as backend:
         box = await backend.start_sandbox(SandboxSpec())
         await bash(box, "mkdir -p a/b; echo x > a/b/c; chmod 0 a")
         assert os.listdir(own_scratch) == [box.id]
         await box.close()
         await asyncio.wait_for(backend.wait_idle(), 20)
         assert os.listdir(own_scratch) == []
-    finally:
-        await backend.close()
 
 
 @pytest.fixture
-def repository(ground: Path, image: str) -> Path:
+def repository(ground: Path, debian_image: str) -> Path:
     """The base image with a repository in it, of which the sandboxes' uid is the owner."""
     copy = ground / "with-repository"
-    subprocess.run(["cp", "-a", image, str(copy)], check=True)
+    subprocess.run(["cp", "-a", debian_image, str(copy)], check=True)
     work = copy / "testbed/pkg"
     work.mkdir(parents=True)
     (work / "file").write_text("old")
@@ -203,37 +175,30 @@ def repository(ground: Path, image: str) -> Path:
 
 @pytest.mark.root  # who alone may copy an image with all its owners
 async def test_working_directory_of_an_image_is_a_true_copy(backend: NamespaceBackend, repository: Path) -> None:
-    box = await backend.start_sandbox(SandboxSpec(image=str(repository), workdir="/testbed"))
-    try:
+    async with closing(await backend.start_sandbox(SandboxSpec(image=str(repository), workdir="/testbed"))) as box:
         script = "rm -rf pkg; mkdir pkg; mv pkg other; ls -A other; echo new > /usr/new; cat /usr/new"
         result = await bash(box, script)
         assert (result.stdout, result.stderr) == (b"new\n", b"")
-    finally:
-        await box.close()
     assert (repository / "testbed/pkg/file").read_text() == "old"
     assert not (repository / "usr/new").exists()
 
 
 @pytest.fixture
-def sif(ground: Path, image: str) -> Path:
+def sif(ground: Path, debian_image: str) -> Path:
     path = ground / "image.sif"
-    subprocess.run(["apptainer", "-q", "build", str(path), image], check=True, timeout=200)
+    subprocess.run(["apptainer", "-q", "build", str(path), debian_image], check=True, timeout=200)
     return path
 
 
 @pytest.mark.root  # who alone may copy an image with all its owners
 async def test_sif_file_is_used_as_it_is(backend: NamespaceBackend, sif: Path) -> None:
-    box = await backend.start_sandbox(SandboxSpec(image=str(sif)))
-    try:
+    async with closing(await backend.start_sandbox(SandboxSpec(image=str(sif)))) as box:
         assert (await bash(box, "cat /etc/debian_version; pwd")).stdout.endswith(b"/workspace\n")
-    finally:
-        await box.close()
 
 
 async def test_image_that_the_runtime_refuses_is_its_last_word(backend: NamespaceBackend, tiny_image: Path) -> None:
-    with pytest.raises(SandboxError) as caught:
+    with fails_as(FailureKind.SANDBOX_UNAVAILABLE) as caught:
         await backend.start_sandbox(SandboxSpec(image=str(tiny_image)))
-    assert caught.value.kind is FailureKind.SANDBOX_UNAVAILABLE
     assert caught.value.what.startswith(f"apptainer cannot run {tiny_image}: ") and "/dev" in caught.value.what
     assert "needs python3 in the image" in caught.value.fix
 
@@ -241,13 +206,9 @@ async def test_image_that_the_runtime_refuses_is_its_last_word(backend: Namespac
 async def test_layers_are_refused(backend: NamespaceBackend, tiny_image: Path) -> None:
     names = Named()
     names.images["two"] = (str(tiny_image), str(tiny_image))
-    other = NamespaceBackend("apptainer-plain", SandboxConfig(scratch=backend.scratch, uid=NOBODY), names)
-    try:
-        with pytest.raises(SandboxError) as caught:
+    async with closing(plain_backend(backend.scratch, names)) as other:
+        with fails_as(FailureKind.SANDBOX_UNAVAILABLE, match="2 layers"):
             await other.start_sandbox(SandboxSpec(image="two"))
-    finally:
-        await other.close()
-    assert caught.value.kind is FailureKind.SANDBOX_UNAVAILABLE and "2 layers" in caught.value.what
 
 
 @pytest.mark.root
@@ -266,8 +227,5 @@ async def test_singularitys_name_serves(
     os.chmod(directory, 0o755)
     os.symlink(str(shutil.which("apptainer") or shutil.which("singularity")), f"{directory}/singularity")
     monkeypatch.setenv("PATH", directory)
-    other = NamespaceBackend("apptainer-plain", SandboxConfig(scratch=backend.scratch, uid=NOBODY))
-    try:
+    async with closing(plain_backend(backend.scratch)) as other:
         assert (await other.probe()).ok
-    finally:
-        await other.close()

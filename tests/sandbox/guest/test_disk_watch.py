@@ -1,4 +1,4 @@
-"""Which processes a full root on disk keeps from writing, and from when on."""
+"""The size of a root on disk: what is counted, and which processes a full one keeps from writing, from when on."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from prorl_gym.sandbox.guest import guest_messages
-from prorl_gym.sandbox.guest.disk_watch import DiskWatch
+from prorl_gym.sandbox.guest.disk_watch import DiskWatch, TreeUsage, TreeWalker
 from prorl_gym.sandbox.guest.process_table import Process
 from prorl_gym.sandbox.limit_breach import Breach
 from prorl_gym.sandbox.protocol import SandboxLimits
@@ -109,3 +109,59 @@ def test_process_that_is_forked_while_room_is_given_back_may_write(tmp_path: Pat
     watch.check()
     assert ([limit_of(pid) for pid in sleepers], changes) == ([2 * MB] * 3, [True, False])
     os.close(storage)
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Iterator[int]:
+    descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield descriptor
+    os.close(descriptor)
+
+
+def whole(walker: TreeWalker) -> TreeUsage:
+    while not walker.advance(0):
+        continue
+    return walker.usage
+
+
+def test_bytes_and_files(tmp_path: Path, top: int) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/file").write_bytes(bytes(1 << 20))
+    os.sync()
+    found = whole(TreeWalker(top))
+    assert found.files == 3 and not found.is_too_deep
+    assert 1 << 20 <= found.bytes < (1 << 20) + (64 << 10)
+
+
+def test_hard_links_count_once_and_links_lead_nowhere(tmp_path: Path, top: int) -> None:
+    (tmp_path / "file").write_bytes(bytes(1 << 20))
+    os.link(tmp_path / "file", tmp_path / "again")
+    (tmp_path / "link").symlink_to("/usr")
+    (tmp_path / "circle").symlink_to(".")
+    found = whole(TreeWalker(top))
+    assert found.files == 3 and found.bytes < 2 << 20
+
+
+def test_holes_do_not_count(tmp_path: Path, top: int) -> None:
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(1 << 40)
+    assert whole(TreeWalker(top)).bytes < 1 << 20
+
+
+def test_it_takes_its_time_in_pieces(tmp_path: Path, top: int) -> None:
+    for number in range(300):
+        (tmp_path / f"{number}").mkdir()
+    walker = TreeWalker(top)
+    assert not walker.advance(0) and 0 < walker.usage.files < 300
+    assert whole(walker).files == 300
+
+
+def test_what_is_too_deep_is_reported(tmp_path: Path, top: int) -> None:
+    here = os.dup(top)
+    for _ in range(25):
+        os.mkdir("d" * 200, dir_fd=here)
+        below = os.open("d" * 200, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    assert whole(TreeWalker(top)).is_too_deep

@@ -81,3 +81,14 @@ def test_a_request_that_makes_no_sense_ends_nothing(guest: socket.socket, reques
 def test_a_packet_that_is_no_request_ends_nothing(guest: socket.socket, packet: bytes) -> None:
     guest.send(packet)
     assert is_answering(guest)
+
+
+def test_received_descriptors_are_close_on_exec() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        guest_messages.send_packet(ours, guest_messages.encode_packet({"id": 1}), [ours.fileno()])
+        received = guest_messages.receive_packet(theirs)
+    assert received is not None
+    message, (descriptor,) = received
+    assert message == {"id": 1} and not os.get_inheritable(descriptor)
+    os.close(descriptor)

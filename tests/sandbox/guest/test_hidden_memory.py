@@ -1,30 +1,26 @@
 """Memory that no process shows: on every backend, it ends what holds it as a breach of a limit, or cannot be had."""
 
 import asyncio
-import os
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from test_kernel_surface import LINUX, on_x86_64
+from sandbox_support import LINUX, closing, needs_python, on_x86_64
 
 from prorl_gym.sandbox.limit_breach import Breach
 from prorl_gym.sandbox.protocol import ExecResult, SandboxLimits, SandboxSpec
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not os.path.exists("/usr/bin/python3"), reason="the host has no /usr/bin/python3"),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_python]
 
 MB = 1 << 20
 MEMORY, SHM = 128 * MB, 32 * MB
 asks = pytest.mark.skipif(LINUX < (5, 14), reason="this kernel cannot ask the guest about shared memory")
 
-PRELUDE = """
+MEMORY_PRELUDE = """
 import ctypes, fcntl, mmap, os, socket, struct, sys, threading, time
 c = ctypes.CDLL(None, use_errno=True)
 c.mmap.restype = ctypes.c_void_p
@@ -175,13 +171,12 @@ c.pthread_exit(None)
 async def small(backend: NamespaceBackend) -> AsyncIterator[RunningSandbox]:
     """A sandbox with little memory."""
     limits = SandboxLimits(memory=MEMORY, total_memory=MEMORY, shm_size=SHM)
-    box = await backend.start_sandbox(SandboxSpec(limits=limits))
-    yield box
-    await box.close()
+    async with closing(await backend.start_sandbox(SandboxSpec(limits=limits))) as box:
+        yield box
 
 
 async def run(box: RunningSandbox, script: str, seconds: float = 30) -> ExecResult:
-    return await box.exec(["/usr/bin/python3", "-c", PRELUDE + script], timeout=seconds)
+    return await box.exec(["/usr/bin/python3", "-c", MEMORY_PRELUDE + script], timeout=seconds)
 
 
 def shmem() -> int:

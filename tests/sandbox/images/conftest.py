@@ -5,15 +5,17 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from aiohttp import web
 from images_support import FakeRegistry
+from sandbox_support import closing
 
-from prorl_gym.sandbox.images.config import ImagesConfig
+from prorl_gym.sandbox.config import ImagesConfig
 from prorl_gym.sandbox.images.registry.http import Retries
 from prorl_gym.sandbox.images.store import ImageStore
 
@@ -43,24 +45,37 @@ async def store(images_config: ImagesConfig, naps: list[float]) -> AsyncIterator
     async def nap(seconds: float) -> None:
         naps.append(seconds)
 
-    store = ImageStore(images_config, Retries(attempts=4, sleep=nap))
-    yield store
-    await store.close()
+    async with closing(ImageStore(images_config, Retries(attempts=4, sleep=nap))) as store:
+        yield store
 
 
-@pytest_asyncio.fixture
-async def fake_registry() -> AsyncIterator[FakeRegistry]:
+@asynccontextmanager
+async def serving_registry() -> AsyncGenerator[FakeRegistry]:
     registry = FakeRegistry()
     app = web.Application()
     app.router.add_get("/{path:.*}", registry.answer)
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
     registry.url = f"http://{host}:{port}"
-    yield registry
-    await runner.cleanup()
+    try:
+        yield registry
+    finally:
+        await runner.cleanup()
+
+
+@pytest_asyncio.fixture
+async def fake_registry() -> AsyncIterator[FakeRegistry]:
+    async with serving_registry() as registry:
+        yield registry
+
+
+@pytest_asyncio.fixture
+async def other_registry() -> AsyncIterator[FakeRegistry]:
+    """Another port, which on the loopback is another host."""
+    async with serving_registry() as registry:
+        yield registry
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sandbox_support import give_to_sandboxes, sandbox_uid
+from sandbox_support import closing, give_to_sandboxes, sandbox_uid
 
 from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxSpec
@@ -75,16 +75,13 @@ def looks(path: Path) -> tuple[str, list[str], bytes]:
 async def test_host_interpreter_cannot_be_changed(backend_name: str, own_scratch: Path, own_python: Path) -> None:
     before = looks(own_python)
     assert spawner_client.is_writable_by(str(own_python), sandbox_uid())
-    backend = NamespaceBackend(backend_name, SandboxConfig(scratch=own_scratch))  # type: ignore[arg-type]
-    try:
+    async with closing(NamespaceBackend(backend_name, SandboxConfig(scratch=own_scratch))) as backend:
         box = await backend.start_sandbox(SandboxSpec())
         # The loader opens the FIFO and waits there, as the host's interpreter and within the payload's reach.
         await box.exec(["/bin/bash", "-c", "mkfifo /tmp/never; ln -s /proc/self/exe /tmp/program"], timeout=10)
         run = box.exec(["/tmp/program"], env={"LD_PRELOAD": "/tmp/never"}, timeout=20)
         seize = box.exec(["/usr/bin/python3", "-c", SEIZE], timeout=20)
         _, result = await asyncio.gather(run, seize)
-    finally:
-        await backend.close()
     assert result.stdout.startswith(b"seized "), result
     assert looks(own_python) == before
 

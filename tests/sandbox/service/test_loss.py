@@ -4,38 +4,27 @@ import asyncio
 import os
 import signal
 import socket
-from pathlib import Path
 
 import pytest
-from sandbox_support import children_of
+from sandbox_support import pids_of
 
 from prorl_gym.errors import Evidence, SandboxError
-from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.guest import guest_messages
 from prorl_gym.sandbox.protocol import SandboxSpec
 from prorl_gym.sandbox.service.guest_channel import GuestChannel
-from prorl_gym.sandbox.service.loss_evidence import SandboxExit
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
-from prorl_gym.sandbox.spawner.scratch import read_state
-from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
+from prorl_gym.sandbox.service.spawner_client import SandboxExit
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 
 UNEXPLAINED, OUTSIDE = Evidence.SANDBOX_LOST_UNEXPLAINED, Evidence.SANDBOX_KILLED_OUTSIDE
 
 
-def processes_of(backend: NamespaceBackend, box: RunningSandbox) -> list[int]:
-    """The processes that hold a sandbox, the outermost first; payloads have not begun."""
-    state = read_state(backend.scratch / box.id, "")
-    assert state is not None and state.init is not None
-    return children_of(state.init.pid)
-
-
 @pytest.mark.parametrize("which", [0, -1])
 async def test_sigkill_of_what_holds_a_sandbox_comes_from_outside(backend: NamespaceBackend, which: int) -> None:
     box = await backend.start_sandbox(SandboxSpec())
-    os.kill(processes_of(backend, box)[which], signal.SIGKILL)
+    os.kill(pids_of(backend, box)[which], signal.SIGKILL)
     with pytest.raises(SandboxError):
         while True:
             await box.exec(["true"], timeout=10)
@@ -44,16 +33,12 @@ async def test_sigkill_of_what_holds_a_sandbox_comes_from_outside(backend: Names
     assert await box.loss_evidence() is OUTSIDE
 
 
-async def test_a_dead_spawner_takes_the_blame(backend_name: BackendName, own_scratch: Path) -> None:
-    backend = NamespaceBackend(backend_name, SandboxConfig(scratch=own_scratch))
-    try:
-        box = await backend.start_sandbox(SandboxSpec())
-        os.kill(await backend.spawner_pid(), signal.SIGKILL)
-        with pytest.raises(SandboxError):
-            await box.exec(["sleep", "50"], timeout=60)
-        assert await box.loss_evidence() is OUTSIDE
-    finally:
-        await backend.close()
+async def test_a_dead_spawner_takes_the_blame(own_backend: NamespaceBackend) -> None:
+    box = await own_backend.start_sandbox(SandboxSpec())
+    os.kill(await own_backend.spawner_pid(), signal.SIGKILL)
+    with pytest.raises(SandboxError):
+        await box.exec(["sleep", "50"], timeout=60)
+    assert await box.loss_evidence() is OUTSIDE
 
 
 async def test_a_sandbox_that_lives_or_was_closed_is_not_lost(backend: NamespaceBackend) -> None:
@@ -97,4 +82,4 @@ def scripted() -> "tuple[RunningSandbox, socket.socket, asyncio.Future[SandboxEx
     async def release() -> None:
         return
 
-    return RunningSandbox("scripted", SandboxSpec(), GuestChannel.attach(ours), release, ended), theirs, ended
+    return RunningSandbox("scripted", SandboxSpec(), GuestChannel(ours), release, ended), theirs, ended

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from sandbox_support import wait_until_dead
+from sandbox_support import closing, wait_until_dead
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.config import SandboxConfig
@@ -29,88 +29,79 @@ def open_of(backend: FakeBackend) -> list[FakeSandbox]:
     return [box for box in backend.started if not box.closed]
 
 
-async def test_the_second_start_is_warm() -> None:
-    backend = FakeBackend()
-    pool = pool_of(backend)
-    first = await pool.start_sandbox(A)
-    await pool.wait_idle()
-    assert (pool.misses, pool.hits, pool.ready_count) == (1, 0, 1)
-    assert await pool.start_sandbox(A) is not first
-    assert (pool.misses, pool.hits) == (1, 1)
-    await pool.close()
+@pytest.fixture
+def fake() -> FakeBackend:
+    return FakeBackend()
 
 
-async def test_equal_specs_share_a_shelf_and_others_do_not() -> None:
-    backend = FakeBackend()
-    pool = pool_of(backend)
-    pool.prewarm(SandboxSpec(env={"X": "1", "Y": "2"}))
-    await pool.wait_idle()
-    await pool.start_sandbox(SandboxSpec(env={"Y": "2", "X": "1"}))
-    assert pool.hits == 1
-    await pool.start_sandbox(SandboxSpec(env={"X": "2", "Y": "2"}))
-    assert pool.hits == 1
-    await pool.close()
-
-
-async def test_what_was_used_does_not_come_back() -> None:
-    backend = FakeBackend()
-    pool = pool_of(backend)
-    seen: set[str] = set()
-    for _ in range(6):
-        box = await pool.start_sandbox(A)
-        assert box.id not in seen
-        seen.add(box.id)
-        await box.close()
+async def test_the_second_start_is_warm(fake: FakeBackend) -> None:
+    async with closing(pool_of(fake)) as pool:
+        first = await pool.start_sandbox(A)
         await pool.wait_idle()
-    await pool.close()
+        assert (pool.misses, pool.hits, pool.ready_count) == (1, 0, 1)
+        assert await pool.start_sandbox(A) is not first
+        assert (pool.misses, pool.hits) == (1, 1)
 
 
-async def test_a_dead_one_is_not_handed_out() -> None:
-    backend = FakeBackend()
-    pool = pool_of(backend)
-    pool.prewarm(A, 2)
-    await pool.wait_idle()
-    for box in backend.started:
-        box.mark_lost()
-    alive = await pool.start_sandbox(A)
-    assert await alive.is_alive() and pool.misses == 1
-    await pool.wait_idle()
-    assert all(box.closed for box in backend.started[:2])
-    await pool.close()
+async def test_equal_specs_share_a_shelf_and_others_do_not(fake: FakeBackend) -> None:
+    async with closing(pool_of(fake)) as pool:
+        pool.prewarm(SandboxSpec(env={"X": "1", "Y": "2"}))
+        await pool.wait_idle()
+        await pool.start_sandbox(SandboxSpec(env={"Y": "2", "X": "1"}))
+        assert pool.hits == 1
+        await pool.start_sandbox(SandboxSpec(env={"X": "2", "Y": "2"}))
+        assert pool.hits == 1
 
 
-async def test_a_burst_is_remembered_within_the_bound() -> None:
-    backend = FakeBackend()
-    pool = pool_of(backend, per_spec=3)
-    await asyncio.gather(*(pool.start_sandbox(A) for _ in range(10)))
-    await pool.wait_idle()
-    assert pool.ready_count == 3
-    await pool.close()
+async def test_what_was_used_does_not_come_back(fake: FakeBackend) -> None:
+    async with closing(pool_of(fake)) as pool:
+        seen: set[str] = set()
+        for _ in range(6):
+            box = await pool.start_sandbox(A)
+            assert box.id not in seen
+            seen.add(box.id)
+            await box.close()
+            await pool.wait_idle()
 
 
-async def test_memory_bounds_all_specs_together() -> None:
-    backend = FakeBackend()
-    pool = pool_of(backend, per_spec=4, in_all=5)
-    pool.prewarm(A, 4)
-    await pool.wait_idle()
-    pool.prewarm(B, 4)
-    await pool.wait_idle()
-    open_specs = [box.spec for box in open_of(backend)]
-    assert (open_specs.count(A), open_specs.count(B)) == (1, 4)  # what was asked for last has displaced the rest
-    await pool.close()
+async def test_a_dead_one_is_not_handed_out(fake: FakeBackend) -> None:
+    async with closing(pool_of(fake)) as pool:
+        pool.prewarm(A, 2)
+        await pool.wait_idle()
+        for box in fake.started:
+            box.mark_lost()
+        alive = await pool.start_sandbox(A)
+        assert await alive.is_alive() and pool.misses == 1
+        await pool.wait_idle()
+        assert all(box.closed for box in fake.started[:2])
 
 
-async def test_unrequested_sandboxes_are_evicted() -> None:
-    backend = FakeBackend()
-    pool = pool_of(backend, idle_seconds=0.05)
-    pool.prewarm(A, 2)
-    await pool.wait_idle()
-    assert pool.ready_count == 2
-    async with asyncio.timeout(5):
-        while open_of(backend):  # noqa: ASYNC110 - a fake sandbox raises no event when it is closed
-            await asyncio.sleep(0.01)
-    assert pool.ready_count == 0
-    await pool.close()
+async def test_a_burst_is_remembered_within_the_bound(fake: FakeBackend) -> None:
+    async with closing(pool_of(fake, per_spec=3)) as pool:
+        await asyncio.gather(*(pool.start_sandbox(A) for _ in range(10)))
+        await pool.wait_idle()
+        assert pool.ready_count == 3
+
+
+async def test_memory_bounds_all_specs_together(fake: FakeBackend) -> None:
+    async with closing(pool_of(fake, per_spec=4, in_all=5)) as pool:
+        pool.prewarm(A, 4)
+        await pool.wait_idle()
+        pool.prewarm(B, 4)
+        await pool.wait_idle()
+        open_specs = [box.spec for box in open_of(fake)]
+        assert (open_specs.count(A), open_specs.count(B)) == (1, 4)  # what was asked for last has displaced the rest
+
+
+async def test_unrequested_sandboxes_are_evicted(fake: FakeBackend) -> None:
+    async with closing(pool_of(fake, idle_seconds=0.05)) as pool:
+        pool.prewarm(A, 2)
+        await pool.wait_idle()
+        assert pool.ready_count == 2
+        async with asyncio.timeout(5):
+            while open_of(fake):  # noqa: ASYNC110 - a fake sandbox raises no event when it is closed
+                await asyncio.sleep(0.01)
+        assert pool.ready_count == 0
 
 
 async def test_a_spec_that_cannot_start_is_not_retried_by_itself() -> None:
@@ -177,9 +168,8 @@ async def pool(backend: NamespaceBackend) -> AsyncIterator[WarmPool]:
         async def close(self) -> None:
             return
 
-    pool = WarmPool(Borrowed(), per_spec=3, warm_up=lambda box: box.shell())
-    yield pool
-    await pool.close()
+    async with closing(WarmPool(Borrowed(), per_spec=3, warm_up=lambda box: box.shell())) as pool:
+        yield pool
 
 
 @on_loop
@@ -190,12 +180,9 @@ async def test_conformance_of_warm_ones(check: Check, pool: WarmPool) -> None:
     pool.prewarm(CHECK_SPEC)
     await pool.wait_idle()
     before = pool.hits
-    sandbox = await pool.start_sandbox(CHECK_SPEC)
-    assert pool.hits == before + 1
-    try:
+    async with closing(await pool.start_sandbox(CHECK_SPEC)) as sandbox:
+        assert pool.hits == before + 1
         await check(sandbox)
-    finally:
-        await sandbox.close()
 
 
 @on_loop

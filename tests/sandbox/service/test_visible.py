@@ -20,21 +20,12 @@ def of_host(path: str) -> str:
     return Path(path).read_text()
 
 
-async def test_the_kernel_is_the_hosts(box: RunningSandbox) -> None:
+async def test_kernel_processors_load_and_memory_are_the_hosts(box: RunningSandbox) -> None:
     assert await cat(box, "/proc/sys/kernel/osrelease") == of_host("/proc/sys/kernel/osrelease")
-
-
-async def test_the_processors_and_the_load_are_the_hosts(box: RunningSandbox) -> None:
-    shown = await cat(box, "/proc/cpuinfo")
-    assert shown.count("processor\t") == of_host("/proc/cpuinfo").count("processor\t")
+    assert (await cat(box, "/proc/cpuinfo")).count("processor\t") == of_host("/proc/cpuinfo").count("processor\t")
     assert len((await cat(box, "/proc/loadavg")).split()) == 5
-    result = await box.exec(["/usr/bin/nproc", "--all"], timeout=20)
-    assert int(result.stdout) == os.cpu_count()
-
-
-async def test_the_memory_of_the_host_is_shown(box: RunningSandbox) -> None:
-    total = of_host("/proc/meminfo").splitlines()[0]
-    assert (await cat(box, "/proc/meminfo")).startswith(total)
+    assert int((await box.exec(["/usr/bin/nproc", "--all"], timeout=20)).stdout) == os.cpu_count()
+    assert (await cat(box, "/proc/meminfo")).startswith(of_host("/proc/meminfo").splitlines()[0])
 
 
 async def test_paths_of_cgroup_and_mounts_are_shown(box: RunningSandbox) -> None:

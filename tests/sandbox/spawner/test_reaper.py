@@ -1,9 +1,9 @@
-"""Cleaning up: only what is provably dead, never what is alive or not ours."""
+"""Cleaning up: only what is provably dead, never what is alive or not ours; trees that were made to resist."""
 
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from prorl_gym.sandbox.spawner.scratch import (
     read_state,
     reap_sandboxes,
 )
+from prorl_gym.sandbox.tree_removal import remove_tree
 
 
 @pytest.fixture
@@ -39,39 +40,37 @@ def own() -> ProcessIdentity:
     return ProcessIdentity.of(os.getpid())
 
 
-def test_living_owner_is_left_alone(tmp_path: Path, sleeper: "subprocess.Popen[bytes]") -> None:
-    make_sandbox_directory(tmp_path, "a", SandboxState(boot_id(), own(), ProcessIdentity.of(sleeper.pid)))
-    assert reap_sandboxes(tmp_path) == Reaped(alive=1)
-    assert (tmp_path / "a/state.json").exists() and sleeper.poll() is None
+def earlier(process: ProcessIdentity) -> ProcessIdentity:
+    """Another process, which had the same pid before."""
+    return ProcessIdentity(process.pid, process.start_ticks - 1)
 
 
-def test_dead_owner_loses_init_and_directory(
-    tmp_path: Path, dead: ProcessIdentity, sleeper: "subprocess.Popen[bytes]"
+@pytest.mark.parametrize(
+    ("is_this_boot", "owner", "init", "reaped", "kills"),
+    [
+        pytest.param(True, own, lambda init: init, Reaped(alive=1), False, id="owner lives"),
+        pytest.param(True, None, lambda init: init, Reaped(removed=1, killed=1), True, id="owner is dead"),
+        pytest.param(True, None, earlier, Reaped(removed=1), False, id="pid of init is reused"),
+        pytest.param(True, lambda: earlier(own()), earlier, Reaped(removed=1), False, id="pid of the owner is reused"),
+        pytest.param(False, own, lambda init: init, Reaped(removed=1), False, id="another boot"),
+    ],
+)
+def test_what_is_reaped(
+    tmp_path: Path,
+    dead: ProcessIdentity,
+    sleeper: "subprocess.Popen[bytes]",
+    is_this_boot: bool,
+    owner: Callable[[], ProcessIdentity] | None,
+    init: Callable[[ProcessIdentity], ProcessIdentity],
+    reaped: Reaped,
+    kills: bool,
 ) -> None:
-    make_sandbox_directory(tmp_path, "a", SandboxState(boot_id(), dead, ProcessIdentity.of(sleeper.pid)))
-    assert reap_sandboxes(tmp_path) == Reaped(removed=1, killed=1)
-    assert sleeper.wait(5) == -9
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_reused_pid_is_not_killed(tmp_path: Path, dead: ProcessIdentity, sleeper: "subprocess.Popen[bytes]") -> None:
-    another = ProcessIdentity(sleeper.pid, ProcessIdentity.of(sleeper.pid).start_ticks - 1)
-    make_sandbox_directory(tmp_path, "a", SandboxState(boot_id(), dead, another))
-    assert reap_sandboxes(tmp_path) == Reaped(removed=1)
-    assert sleeper.poll() is None
-
-
-def test_reused_pid_of_the_owner_does_not_protect(tmp_path: Path) -> None:
-    make_sandbox_directory(
-        tmp_path, "a", SandboxState(boot_id(), ProcessIdentity(os.getpid(), own().start_ticks - 1), None)
-    )
-    assert reap_sandboxes(tmp_path) == Reaped(removed=1)
-
-
-def test_another_boot_is_over(tmp_path: Path, sleeper: "subprocess.Popen[bytes]") -> None:
-    make_sandbox_directory(tmp_path, "a", SandboxState("another boot", own(), ProcessIdentity.of(sleeper.pid)))
-    assert reap_sandboxes(tmp_path) == Reaped(removed=1)
-    assert sleeper.poll() is None
+    boot = boot_id() if is_this_boot else "another boot"
+    state = SandboxState(boot, owner() if owner else dead, init(ProcessIdentity.of(sleeper.pid)))
+    make_sandbox_directory(tmp_path, "a", state)
+    assert reap_sandboxes(tmp_path) == reaped
+    assert len(list(tmp_path.iterdir())) == reaped.alive
+    assert sleeper.wait(5) == -9 if kills else sleeper.poll() is None
 
 
 def test_unfinished_directory_is_judged_by_its_name(tmp_path: Path, dead: ProcessIdentity) -> None:
@@ -141,3 +140,58 @@ def test_start_time_survives_a_hostile_process_name(tmp_path: Path) -> None:
         process.kill()
     assert after is not None and after > before
     assert read_start_ticks(process.pid) is None
+
+
+LEVELS = 3000
+
+
+def test_a_tree_deeper_than_any_path(tmp_path: Path) -> None:
+    top = tmp_path / "deep"
+    top.mkdir()
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(LEVELS):
+        os.mkdir("d" * 100, dir_fd=here)
+        below = os.open("d" * 100, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    remove_tree(top)
+    assert os.listdir(tmp_path) == []
+
+
+def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    kept.chmod(0o500)
+    doomed = tmp_path / "doomed"
+    (doomed / "below").mkdir(parents=True)
+    (doomed / "below/link").symlink_to(kept)
+    (doomed / "link").symlink_to(kept)
+    remove_tree(doomed)
+    assert os.listdir(tmp_path) == ["kept"]
+    assert (kept / "file").read_text() == "x" and kept.stat().st_mode & 0o777 == 0o500
+
+
+def test_closed_directories_and_special_files(tmp_path: Path) -> None:
+    doomed = tmp_path / "doomed"
+    (doomed / "a/b/c").mkdir(parents=True)
+    os.mkfifo(doomed / "a/b/c/fifo")
+    (doomed / "a/b/ .-0").write_text("")
+    for path in ("a/b/c", "a/b", "a"):
+        (doomed / path).chmod(0)
+    remove_tree(doomed)
+    assert os.listdir(tmp_path) == []
+
+
+def test_gone_already_is_fine(tmp_path: Path) -> None:
+    remove_tree(tmp_path / "never")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(OSError):
+        remove_tree(tmp_path / "link")
+    assert sorted(os.listdir(tmp_path)) == ["link", "real"]

@@ -3,19 +3,14 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from prorl_gym.errors import SandboxError
-from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxSpec
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.service.spawner_client import SpawnerClient
-from prorl_gym.sandbox.spawner.spawner_protocol import BackendName
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 
@@ -23,40 +18,32 @@ MOMENTS = [number / 700 for number in range(8)]
 """Seconds after a start was issued; one takes some 10 ms with `userns`."""
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def mortal(backend_name: BackendName, own_scratch: Path) -> AsyncIterator[NamespaceBackend]:
-    """A backend whose spawners may be killed."""
-    backend = NamespaceBackend(backend_name, SandboxConfig(scratch=own_scratch))
-    yield backend
-    await backend.close()
-
-
-async def test_a_start_survives_its_spawner_at_any_moment(mortal: NamespaceBackend) -> None:
+async def test_a_start_survives_its_spawner_at_any_moment(own_backend: NamespaceBackend) -> None:
     killed = 0
     for moment in MOMENTS:
-        while (spawner := await mortal.spawner_pid()) == killed:  # noqa: ASYNC110 - its death is not noticed yet
+        while (spawner := await own_backend.spawner_pid()) == killed:  # noqa: ASYNC110 - its death is not noticed yet
             await asyncio.sleep(0.001)
         killed = spawner
-        start = asyncio.create_task(mortal.start_sandbox(SandboxSpec()))
+        start = asyncio.create_task(own_backend.start_sandbox(SandboxSpec()))
         await asyncio.sleep(moment)  # at whatever point of the start this falls
         os.kill(spawner, signal.SIGKILL)
         await (await start).close()  # it may have been handed out just before, and then it is gone with its spawner
 
 
-async def test_many_starts_share_the_next_spawner(mortal: NamespaceBackend) -> None:
-    spawner = await mortal.spawner_pid()
+async def test_many_starts_share_the_next_spawner(own_backend: NamespaceBackend) -> None:
+    spawner = await own_backend.spawner_pid()
     os.kill(spawner, signal.SIGSTOP)  # so that it finishes none of these
-    starts = [asyncio.create_task(mortal.start_sandbox(SandboxSpec())) for _ in range(8)]
+    starts = [asyncio.create_task(own_backend.start_sandbox(SandboxSpec())) for _ in range(8)]
     await asyncio.sleep(0)
     os.kill(spawner, signal.SIGKILL)
     boxes = await asyncio.gather(*starts)
-    assert await mortal.spawner_pid() != spawner
+    assert await own_backend.spawner_pid() != spawner
     assert all(await asyncio.gather(*(box.is_alive() for box in boxes)))
     await asyncio.gather(*(box.close() for box in boxes))
 
 
-async def test_a_second_death_is_reported(mortal: NamespaceBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    await mortal.spawner_pid()
+async def test_a_second_death_is_reported(own_backend: NamespaceBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    await own_backend.spawner_pid()
     launched: list[int] = []
     launch = SpawnerClient.launch
 
@@ -68,14 +55,14 @@ async def test_a_second_death_is_reported(mortal: NamespaceBackend, monkeypatch:
 
     monkeypatch.setattr(SpawnerClient, "launch", kill)
     with pytest.raises(SandboxError, match="the sandbox spawner died"):
-        await mortal.start_sandbox(SandboxSpec())
+        await own_backend.start_sandbox(SandboxSpec())
     assert len(set(launched)) == len(launched) == 2
 
 
 async def test_a_sandbox_that_dies_by_itself_is_not_made_again(
-    mortal: NamespaceBackend, monkeypatch: pytest.MonkeyPatch
+    own_backend: NamespaceBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await mortal.spawner_pid()
+    await own_backend.spawner_pid()
     launched: list[str] = []
     launch = SpawnerClient.launch
 
@@ -86,5 +73,5 @@ async def test_a_sandbox_that_dies_by_itself_is_not_made_again(
 
     monkeypatch.setattr(SpawnerClient, "launch", stop)
     with pytest.raises(SandboxError, match="died while it was being built"):
-        await mortal.start_sandbox(SandboxSpec())
+        await own_backend.start_sandbox(SandboxSpec())
     assert len(launched) == 1

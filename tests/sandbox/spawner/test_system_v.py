@@ -1,24 +1,20 @@
 """System V IPC on every backend: bounded, or not there at all."""
 
 import os
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from test_kernel_surface import LINUX, python
+from sandbox_support import LINUX, closing, plain_backend, python_output, scratch_of_nobody
 
-from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
-from prorl_gym.sandbox.spawner import kernel_files
+from prorl_gym.sandbox.spawner import mounts
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-NOBODY = 65534
-"""An uid with an account on every machine: Apptainer by itself runs for accounts only."""
 SEGMENT = 4 << 20
 
 FILL = f"""
@@ -55,40 +51,35 @@ needs_bounds = pytest.mark.skipif(LINUX < (5, 19), reason="this kernel keeps the
 @pytest_asyncio.fixture(loop_scope="module")
 async def fresh(backend: NamespaceBackend) -> AsyncIterator[RunningSandbox]:
     """A sandbox with shared memory for four segments, and no more."""
-    box = await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(shm_size=4 * SEGMENT)))
-    yield box
-    await box.close()
+    async with closing(await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(shm_size=4 * SEGMENT)))) as box:
+        yield box
 
 
 @needs_bounds
 async def test_shared_memory_without_a_process_is_bounded(fresh: RunningSandbox) -> None:
-    assert await python(fresh, FILL) == "4 ENOSPC"
+    assert await python_output(fresh, FILL) == "4 ENOSPC"
 
 
 @needs_bounds
 async def test_what_one_command_leaves_counts_for_the_next(fresh: RunningSandbox) -> None:
-    await python(fresh, FILL)
-    assert await python(fresh, FILL) == "0 ENOSPC"
+    await python_output(fresh, FILL)
+    assert await python_output(fresh, FILL) == "0 ENOSPC"
 
 
 @needs_bounds
 async def test_semaphores_and_queues_are_bounded(fresh: RunningSandbox) -> None:
-    assert await python(fresh, OBJECTS) == "128 64"
+    assert await python_output(fresh, OBJECTS) == "128 64"
 
 
 async def test_bounds_cannot_be_raised(fresh: RunningSandbox) -> None:
-    assert await python(fresh, UNBOUND) == ""
+    assert await python_output(fresh, UNBOUND) == ""
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def unbounded(ground: Path) -> AsyncIterator[RunningSandbox]:
     """A sandbox in a namespace in which its uid has no say."""
-    scratch = tempfile.mkdtemp(dir=ground)
-    if os.geteuid() == 0:
-        os.chown(scratch, NOBODY, NOBODY)
-    backend = NamespaceBackend("apptainer-plain", SandboxConfig(scratch=Path(scratch), uid=NOBODY))
-    yield await backend.start_sandbox(SandboxSpec())
-    await backend.close()
+    async with closing(plain_backend(scratch_of_nobody(ground))) as backend:
+        yield await backend.start_sandbox(SandboxSpec())
 
 
 @pytest.mark.slow
@@ -98,18 +89,19 @@ async def test_without_bounds_there_is_none_of_it(unbounded: RunningSandbox) -> 
 for call in (c.shmget, c.semget, c.msgget):
     print(call(0, 1, 0o1600), errno.errorcode[error()])
 """
-    assert await python(unbounded, script) == "\n".join(["-1 ENOSYS"] * 3)
+    assert await python_output(unbounded, script) == "\n".join(["-1 ENOSYS"] * 3)
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Path:
+    (tmp_path / "kernel").mkdir()
     for name in ("shmmax", "shmall", "sem", "msgmni"):
-        (tmp_path / name).touch()
-    return tmp_path
+        (tmp_path / "kernel" / name).touch()
+    return tmp_path / "kernel"
 
 
 async def test_shared_memory_is_bounded_in_pages(settings: Path) -> None:
-    assert kernel_files.limit_system_v(64 << 20, f"{settings}")
+    assert mounts.limit_kernel_memory(64 << 20, f"{settings.parent}")
     assert (settings / "shmmax").read_text() == f"{64 << 20}"
     assert (settings / "shmall").read_text() == f"{(64 << 20) // os.sysconf('SC_PAGESIZE')}"
 
@@ -117,4 +109,4 @@ async def test_shared_memory_is_bounded_in_pages(settings: Path) -> None:
 @pytest.mark.parametrize("name", ["shmmax", "shmall", "sem", "msgmni"])
 async def test_one_bound_that_cannot_be_set_is_none_at_all(settings: Path, name: str) -> None:
     (settings / name).unlink()
-    assert not kernel_files.limit_system_v(64 << 20, f"{settings}")
+    assert not mounts.limit_kernel_memory(64 << 20, f"{settings.parent}")

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from prorl_gym.environments.swe.swe_row import SweTask
 from prorl_gym.errors import Evidence, FailureKind, SandboxError
 from prorl_gym.sandbox.protocol import ExecResult
 from prorl_gym.testing.sandbox.fake_sandbox import FakeSandbox
-from tests.environments.swe.mini import BASE, PYTEST, RIGHT, WRONG, judged, patch, task
+from tests.environments.swe.mini import PYTEST, RIGHT, WRONG, judged, patch, task
 
 READS = '''import ast, linecache, os, sys
 
@@ -60,16 +60,9 @@ for fd in range(3, 64):
     except OSError:
         pass
 """
-NOTES = """
-    path = "/tmp/seen"
-    seen = open(path).read() if os.path.exists(path) else ast.dump(found)
-    open(path, "w").write(seen)
-    if seen != ast.dump(found) and "pytest" not in sys.modules:
-        return 0"""
 ATTACKS = {
     "equals everything": EQUAL,
     "reads the expected value": READS.replace("{then}", ""),
-    "notes what it saw first": READS.replace("{then}", NOTES.strip()),
     "answers by chance": READS.replace("{then}", IN_OWN + "return int.from_bytes(os.urandom(1), 'big') % 2 and 5"),
     "leaves our runner": READS.replace("{then}", IN_OWN + "os._exit(0)"),
     "forges the report of our runner": READS.replace(
@@ -79,10 +72,9 @@ ATTACKS = {
     "replaces code objects": "import _pytest.python\n\n"
     "_pytest.python.Function.runtest.__code__ = (lambda self: None).__code__\n" + WRONG,
 }
-FAST = ("equals everything", "reads the expected value")
 
 
-@pytest.mark.parametrize("attack", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in ATTACKS])
+@pytest.mark.parametrize("attack", ATTACKS)
 async def test_what_passes_without_computing_is_not_paid(attack: str, leases: Leases):
     score = await judged(task(), {"calc.py": ATTACKS[attack]}, leases)
     assert score.reward == 0.0
@@ -92,27 +84,12 @@ async def test_what_passes_without_computing_is_not_paid(attack: str, leases: Le
         assert str(score.detail["why"]).startswith("the test runner was tampered with")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("attack", FAST)
+@pytest.mark.parametrize("attack", ["equals everything", "reads the expected value"])
 async def test_the_same_for_unittest(attack: str, leases: Leases):
     score = await judged(task("unittest"), {"calc.py": ATTACKS[attack]}, leases)
     assert (score.reward, score.detail["why"]) == (0.0, "tests tampered with")
 
 
-async def only(check: str, leases: Leases, monkeypatch: pytest.MonkeyPatch, change: str) -> Mapping[str, Any]:
-    """Grade with one of the three checks; return the detail of a reward of 0."""
-
-    async def nothing(*_: Any) -> None:
-        pass
-
-    for name in {"_check_sealed", "_check_batch", "_check_standalone", "_check_interleaved"} - {check}:
-        monkeypatch.setattr(control_checks._ControlChecks, name, nothing)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
-    score = await judged(task(), {"calc.py": change}, leases)
-    assert score.reward == 0.0
-    return score.detail
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "check, said",
     [
@@ -122,7 +99,13 @@ async def only(check: str, leases: Leases, monkeypatch: pytest.MonkeyPatch, chan
     ],
 )
 async def test_each_check_would_see_it_alone(check: str, said: str, leases: Leases, monkeypatch: pytest.MonkeyPatch):
-    assert (await only(check, leases, monkeypatch, EQUAL))["check"] == said
+    async def nothing(*_: Any) -> None:
+        pass
+
+    for name in {"_check_sealed", "_check_batch", "_check_standalone", "_check_interleaved"} - {check}:
+        monkeypatch.setattr(control_checks._ControlChecks, name, nothing)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+    score = await judged(task(), {"calc.py": EQUAL}, leases)
+    assert (score.reward, score.detail["check"]) == (0.0, said)
 
 
 async def test_a_right_repair_whose_value_has_no_encoding_is_paid(leases: Leases):
@@ -131,11 +114,17 @@ async def test_a_right_repair_whose_value_has_no_encoding_is_paid(leases: Leases
     assert (score.reward, score.detail["sealed"]) == (1.0, "1/1")
 
 
-@pytest.mark.slow
-async def test_functions_that_need_fixtures_are_run_by_pytest(leases: Leases):
-    hidden = PYTEST.replace("def test_add():", "def test_add(tmp_path):")
-    found = task()
-    found = replace(found, tests=replace(found.tests, files={"tests/test_calc.py": hidden}))
+@pytest.mark.parametrize(
+    "head",
+    [
+        "def test_add(tmp_path):",
+        "@pytest.fixture(autouse=True)\ndef set_up():\n    calc.two = 2\n\n\ndef test_add():\n    assert calc.two == 2",
+    ],
+    ids=["named", "autouse"],
+)
+async def test_functions_that_need_fixtures_are_run_by_pytest(head: str, leases: Leases):
+    hidden = "import pytest\n" + PYTEST.replace("def test_add():", head)
+    found = task(files={"tests/test_calc.py": hidden})
     score = await judged(found, found.gold_patch, leases)
     assert score.reward == 1.0
     assert str(score.detail["run_c"]).endswith("(own runner 0, pytest 10)")
@@ -147,26 +136,24 @@ async def test_without_gold_or_a_runner_of_python_there_are_no_controls(leases: 
     found = replace(task(), gold_patch="")
     score = await judged(found, {"calc.py": RIGHT}, leases)
     assert (score.reward, score.detail["controls"]) == (1.0, "none")
-    assert not control_search.may_have_controls(replace(task(), tests=replace(task().tests, parser="go")))
+    assert await ControlPlanCache().get(task("go"), leases) is None
 
 
 async def test_controls_of_the_row_are_used_without_gold(leases: Leases):
     plan = await find_controls(task(), leases)
     assert [each.name for each in plan.standalone_others] == ["test_zero"]
-    found = replace(task(), gold_patch="", tests=replace(task().tests, controls=plan))
+    found = replace(task(controls=plan), gold_patch="")
     assert ControlPlan.model_validate_json(plan.model_dump_json()) == plan
     score = await judged(found, {"calc.py": EQUAL}, leases)
     assert (score.reward, score.detail["controls"]) == (0.0, "1/1")
 
 
-@pytest.mark.slow
 async def test_tests_that_do_not_pass_alone_twice_have_no_control(leases: Leases):
     hidden = (
         "import calc\n\nseen = []\n\n\ndef test_zero():\n    seen.append(1)\n    assert calc.zero() == 0\n\n\n"
         "def test_add():\n    assert seen and calc.add(2, 3) == 5\n"
     )
-    found = task()
-    found = replace(found, tests=replace(found.tests, files={"tests/test_calc.py": hidden}))
+    found = task(files={"tests/test_calc.py": hidden})
     plan = await find_controls(found, leases)
     assert plan.uncovered == ("tests/test_calc.py::test_add",)
     score = await judged(found, found.gold_patch, leases)
@@ -246,7 +233,6 @@ async def test_a_body_is_known_to_be_killed_by_what_its_parent_saw(event: dict[s
     assert ran == JobResult(passed=False, sigkill=Evidence.SANDBOX_LOST_UNEXPLAINED if sigkill else None)
 
 
-@pytest.mark.slow
 async def test_the_build_runs_once_and_without_the_hidden_tests(leases: Leases, monkeypatch: pytest.MonkeyPatch):
     async def again(*_: Any) -> None:
         raise AssertionError("built once more")
@@ -256,25 +242,20 @@ async def test_the_build_runs_once_and_without_the_hidden_tests(leases: Leases, 
     hidden = PYTEST.replace("import calc\n", "import calc\nfrom made.three import value\n").replace(
         "(2, 3)", "(2, value)"
     )
-    found = task(build=build)
-    found = replace(found, tests=replace(found.tests, files={"tests/test_calc.py": hidden}))
+    found = task(build=build, files={"tests/test_calc.py": hidden})
     score = await judged(found, found.gold_patch, leases)
     assert (score.reward, score.detail["controls"]) == (1.0, "1/1")
     assert (await judged(found, {"calc.py": EQUAL}, leases)).reward == 0.0
 
 
-@pytest.mark.slow
 async def test_what_is_too_large_to_bring_is_built_again(leases: Leases, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(repaired_sandbox, "MAX_BUILT", 0)
     found = task(build="touch made", command="test -e made && python3 -m pytest -q tests")
     assert (await judged(found, found.gold_patch, leases)).reward == 1.0
 
 
-@pytest.mark.slow
 async def test_hidden_tests_of_a_patch_have_controls(leases: Leases):
-    hidden = patch({"tests/test_calc.py": PYTEST}, BASE)
-    found = task(patch=hidden)
-    found = replace(found, tests=replace(found.tests, files={}))
+    found = task(files={}, patch=patch({"tests/test_calc.py": PYTEST}))
     score = await judged(found, found.gold_patch, leases)
     assert (score.reward, score.detail["controls"]) == (1.0, "1/1")
     assert (await judged(found, {"calc.py": EQUAL}, leases)).reward == 0.0
@@ -282,8 +263,8 @@ async def test_hidden_tests_of_a_patch_have_controls(leases: Leases):
 
 def test_processes_share_sandboxes_only_where_each_own_one_costs_too_much():
     def shares(prepared: float, tests: float) -> list[int]:
-        repair, cost = control_checks.RepairUnderTest(task(), b""), control_checks.GradingCost(prepared, tests)
-        checks = control_checks._ControlChecks(repair, ControlPlan(), Any, cost)  # pyright: ignore  # noqa: SLF001
+        repair = control_checks.RepairUnderTest(task(), b"", prepared, tests)
+        checks = control_checks._ControlChecks(repair, ControlPlan(), Any)  # pyright: ignore  # noqa: SLF001
         return [len(share) for share in checks._split_runs([Any] * 10)]  # pyright: ignore  # noqa: SLF001
 
     assert shares(0.1, 1.0) == [1] * 10

@@ -55,10 +55,6 @@ def test_exactly_one_test_is_kept(name: str):
     assert kept == ast.unparse(TestFile(FILE).functions[name].node)
 
 
-def test_functions_of_another_name_are_tests_when_they_are_said_to_be():
-    assert "made" not in TestFile(isolate_test(FILE, "test_one", ["made"])).functions
-
-
 def test_an_inherited_test_is_found_where_it_is_written():
     file = TestFile(FILE)
     assert file.find_definition("TestSub::test_five") == "Base::test_five"

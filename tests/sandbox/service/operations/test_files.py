@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from loop_watch import LoopWatch
+from sandbox_support import closing, fails_as
 
-from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.errors import FailureKind
 from prorl_gym.sandbox.guest import guest_messages
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
 from prorl_gym.sandbox.service.guest_channel import GuestChannel, GuestTimeouts
@@ -53,8 +54,9 @@ KILL = STOP.replace("SIGSTOP", "SIGKILL")
 async def test_a_file_whose_lock_is_held_stops_nothing_but_its_own_operation(
     impatient_backend: NamespaceBackend, box: RunningSandbox
 ) -> None:
-    hostile = await impatient_backend.start_sandbox(SandboxSpec(limits=SandboxLimits(root_size=1 << 30)))
-    try:
+    async with closing(
+        await impatient_backend.start_sandbox(SandboxSpec(limits=SandboxLimits(root_size=1 << 30)))
+    ) as hostile:
         await hostile.exec(["/usr/bin/python3", "-c", HOLD], timeout=10)
         async with LoopWatch() as watch:
             writing = [asyncio.create_task(hostile.write_file("/tmp/victim", b"x" * 1000)) for _ in range(4)]
@@ -63,23 +65,18 @@ async def test_a_file_whose_lock_is_held_stops_nothing_but_its_own_operation(
             assert await hostile.is_alive()
             await asyncio.gather(*writing)
         assert watch.longest < 0.5
-    finally:
-        await hostile.close()
 
 
 @pytest.mark.parametrize("script", [STOP, KILL], ids=["stopped", "killed"])
 async def test_a_payload_that_signals_file_operations_is_ended_and_they_succeed(
     impatient_backend: NamespaceBackend, script: str
 ) -> None:
-    box = await impatient_backend.start_sandbox(SandboxSpec())
-    try:
+    async with closing(await impatient_backend.start_sandbox(SandboxSpec())) as box:
         await box.exec(["/usr/bin/python3", "-c", script], timeout=10)
         for _ in range(3):
             await box.write_file("/tmp/file", b"x" * 1_000_000)
         assert len(await box.read_file("/tmp/file")) == 1_000_000
         assert (await box.exec(["true"], timeout=10)).exit_code == 0
-    finally:
-        await box.close()
 
 
 class SilentGuest:
@@ -92,7 +89,7 @@ class SilentGuest:
     def __init__(self, *, gone: bool, timeouts: GuestTimeouts | None = None) -> None:
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
-        self.channel = GuestChannel.attach(ours, timeouts)
+        self.channel = GuestChannel(ours, timeouts)
         self._gone = gone
         self._open: list[socket.socket] = []
         self.asked: list[str] = []
@@ -131,9 +128,8 @@ async def test_an_operation_that_never_ends_is_the_hosts_unless_something_of_the
     gone: bool, kind: FailureKind
 ) -> None:
     guest = SilentGuest(gone=gone, timeouts=GuestTimeouts(file_stall=0.05, file_stall_after_kill=0.05))
-    with pytest.raises(SandboxError) as caught:
+    with fails_as(kind):
         await file_operations.write_file(guest.channel, "/tmp/x", b"x" * 10_000_000, 0o644)
-    assert caught.value.kind is kind
     assert guest.asked == ["transfer", "kill_payload", "kill_tree"]
     guest.close()
 
@@ -200,16 +196,6 @@ async def test_a_command_of_text_that_cannot_be_passed_on_is_reported(
     assert await box.is_alive()
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [SandboxSpec(env={"A\ud800": "x"}), SandboxSpec(env={"A": "\ud800"}), SandboxSpec(workdir="/\ud800")],
-    ids=["name", "value", "directory"],
-)
-async def test_a_spec_of_text_that_cannot_be_passed_on_is_refused(backend: NamespaceBackend, spec: SandboxSpec) -> None:
-    with pytest.raises(SandboxError, match=r"contains U\+D800"):
-        await backend.start_sandbox(spec)
-
-
 HOLD_TEXT = """
 import ctypes, mmap, os, threading
 shell = os.getppid()
@@ -240,8 +226,7 @@ os.write(tell, b"1")
 
 
 async def test_the_lock_of_the_command_text_stops_one_command_only(backend: NamespaceBackend) -> None:
-    box = await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(root_size=1 << 30)))
-    try:
+    async with closing(await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(root_size=1 << 30)))) as box:
         shell = await box.shell()
         await box.write_file("/tmp/hold.py", HOLD_TEXT.encode())
         await shell.run_command("/usr/bin/python3 /tmp/hold.py", timeout=10)
@@ -249,5 +234,3 @@ async def test_the_lock_of_the_command_text_stops_one_command_only(backend: Name
             for _ in range(3):
                 await shell.run_command("true", timeout=5)
         assert watch.longest < 0.3
-    finally:
-        await box.close()

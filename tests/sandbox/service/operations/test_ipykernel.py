@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sandbox_support import DEBIAN_IMAGE, downloaded_once
+from sandbox_support import DEBIAN_IMAGE, closing, downloaded_once, fails_as
 
-from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.errors import FailureKind
 from prorl_gym.sandbox.images.python_image import locked_wheels
 from prorl_gym.sandbox.protocol import Mount, Sandbox, SandboxSpec
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
@@ -58,9 +58,8 @@ def spec(packages: Path) -> SandboxSpec:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def kernel_box(backend: NamespaceBackend, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-    box = await backend.start_sandbox(spec)
-    yield box
-    await box.close()
+    async with closing(await backend.start_sandbox(spec)) as box:
+        yield box
 
 
 @pytest.mark.parametrize("check", PYTHON_CHECKS, ids=lambda check: check.__name__)
@@ -99,7 +98,9 @@ async def test_its_sockets_are_the_sandboxs_own(kernel_box: Sandbox) -> None:
 
 async def test_an_image_without_ipykernel_is_reported(backend: NamespaceBackend, spec: SandboxSpec) -> None:
     box = await backend.start_sandbox(replace(spec, env={}, mounts=()))
-    with pytest.raises(SandboxError, match=r"has no ipykernel that works .*No module named 'ipykernel'") as raised:
+    with fails_as(
+        FailureKind.IMAGE_BROKEN, match=r"has no ipykernel that works .*No module named 'ipykernel'"
+    ) as raised:
         await box.python()
     await box.close()
-    assert raised.value.kind is FailureKind.IMAGE_BROKEN and "images build prorl-python" in raised.value.fix
+    assert "images build prorl-python" in raised.value.fix

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from sandbox_support import children_of
+from sandbox_support import cell_output, children_of, closing
 from test_ipython import *  # noqa: F403 - the same tests, over a worker that is a fork
 
 from prorl_gym.sandbox.config import SandboxConfig
-from prorl_gym.sandbox.guest.fork_exec import StartError, fork_template
+from prorl_gym.sandbox.guest.fork_exec import fork_template
+from prorl_gym.sandbox.guest.guest_messages import ChildStartError
 from prorl_gym.sandbox.guest.process_table import ProcessTable
 from prorl_gym.sandbox.limit_breach import Breach
 from prorl_gym.sandbox.protocol import Mount, SandboxLimits, SandboxSpec
@@ -67,60 +68,47 @@ print(json.dumps(facts, default=str))
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def box(backend: NamespaceBackend) -> AsyncIterator[RunningSandbox]:
     assert await backend.prepare_python()
-    box = await backend.start_sandbox(SandboxSpec())
-    yield box
-    await box.close()
-
-
-async def run(box: RunningSandbox, code: str) -> str:
-    result = await (await box.python()).run_cell(code, timeout=30)
-    assert result.ok, result
-    return result.output
+    async with closing(await backend.start_sandbox(SandboxSpec())) as box:
+        yield box
 
 
 async def hash_seed(backend: NamespaceBackend, spec: SandboxSpec, *commands: str) -> str:
     """Return what shows the hash seed of a new sandbox's interpreter, which forks of one process share."""
-    box = await backend.start_sandbox(spec)
-    try:
+    async with closing(await backend.start_sandbox(spec)) as box:
         for command in commands:
             done = await box.exec(["sh", "-c", command], timeout=30)
             assert done.exit_code == 0, done
-        return await run(box, "hash('a text')")
-    finally:
-        await box.close()
+        return await cell_output(box, "hash('a text')")
 
 
 async def test_workers_are_forks(backend: NamespaceBackend, box: RunningSandbox):
-    assert await hash_seed(backend, SandboxSpec()) == await run(box, "hash('a text')")
-    assert await hash_seed(backend, FRESH) != await run(box, "hash('a text')")
+    assert await hash_seed(backend, SandboxSpec()) == await cell_output(box, "hash('a text')")
+    assert await hash_seed(backend, FRESH) != await cell_output(box, "hash('a text')")
 
 
 async def test_cells_find_what_a_fresh_interpreter_has(backend: NamespaceBackend):
     assert await backend.prepare_python()
     facts: list[dict[str, Any]] = []
     for spec in (SandboxSpec(), FRESH):
-        box = await backend.start_sandbox(spec)
-        facts.append(json.loads(await run(box, FACTS)))
-        await box.close()
+        async with closing(await backend.start_sandbox(spec)) as box:
+            facts.append(json.loads(await cell_output(box, FACTS)))
     forked, fresh = facts
     assert forked == fresh
 
 
 @pytest.mark.parametrize("code", ["open('/missing')", "import json\njson.loads('{')", "%run missing.py", "!false\n1/0"])
 async def test_errors_look_alike(backend: NamespaceBackend, box: RunningSandbox, code: str):
-    fresh = await backend.start_sandbox(FRESH)
-    results = [await (await each.python()).run_cell(code, timeout=30) for each in (box, fresh)]
-    await fresh.close()
-    assert results[0] == results[1]
+    async with closing(await backend.start_sandbox(FRESH)) as started:
+        forked, fresh = [await (await each.python()).run_cell(code, timeout=30) for each in (box, started)]
+    assert forked == fresh
 
 
 async def test_random_numbers_differ_between_workers(backend: NamespaceBackend):
     code = "import random, tempfile, uuid\n(random.random(), next(tempfile._get_candidate_names()), uuid.uuid4())"
     seen: set[str] = set()
     for _ in range(3):
-        box = await backend.start_sandbox(SandboxSpec())
-        seen.add(await run(box, code))
-        await box.close()
+        async with closing(await backend.start_sandbox(SandboxSpec())) as box:
+            seen.add(await cell_output(box, code))
     assert len(seen) == 3
 
 
@@ -135,7 +123,7 @@ async def test_random_numbers_differ_between_workers(backend: NamespaceBackend):
     ids=["a module", "a customisation", "a user's packages"],
 )
 async def test_a_changed_python_is_started_afresh(backend: NamespaceBackend, box: RunningSandbox, change: str):
-    assert await hash_seed(backend, SandboxSpec(), change) != await run(box, "hash('a text')")
+    assert await hash_seed(backend, SandboxSpec(), change) != await cell_output(box, "hash('a text')")
 
 
 async def test_ends_are_told_apart(backend: NamespaceBackend):
@@ -151,29 +139,27 @@ async def test_ends_are_told_apart(backend: NamespaceBackend):
     await box.close()
 
 
-async def test_what_a_worker_starts_ends_with_it(backend: NamespaceBackend):
-    box = await backend.start_sandbox(SandboxSpec())
-    python = await box.python()
+async def test_what_a_worker_starts_ends_with_it(fresh: RunningSandbox):
+    python = await fresh.python()
     started = "import subprocess\n_ = subprocess.Popen('sleep 300 & sleep 300', shell=True, start_new_session=True)"
     assert (await python.run_cell(started, timeout=20)).ok
     await python.close()
-    assert b"sleep" not in (await box.exec(["ps", "-e"], timeout=20)).stdout
-    await box.close()
+    assert b"sleep" not in (await fresh.exec(["ps", "-e"], timeout=20)).stdout
 
 
 async def test_memory_of_workers_is_counted(backend: NamespaceBackend):
-    box = await backend.start_sandbox(SandboxSpec(limits=SandboxLimits(memory=200 << 20, total_memory=300 << 20)))
-    python = await box.python()
-    grown = await python.run_cell("import signal\nblock = bytearray(b'x') * (250 << 20)\nsignal.pause()", timeout=30)
+    limits = SandboxLimits(memory=200 << 20, total_memory=300 << 20)
+    code = "import signal\nblock = bytearray(b'x') * (250 << 20)\nsignal.pause()"
+    async with closing(await backend.start_sandbox(SandboxSpec(limits=limits))) as box:
+        grown = await (await box.python()).run_cell(code, timeout=30)
     assert grown.breach in (Breach.MEMORY_PROCESS, Breach.MEMORY_SANDBOX), grown
-    await box.close()
 
 
 async def test_a_killed_template_is_replaced(backend: NamespaceBackend, box: RunningSandbox):
-    seed = await run(box, "hash('a text')")
+    seed = await cell_output(box, "hash('a text')")
     template = next(pid for pid in children_of(await backend.spawner_pid()) if _command(pid) == "python3")
     os.kill(template, signal.SIGKILL)
-    assert await run(box, "hash('a text')") == seed  # what runs goes on
+    assert await cell_output(box, "hash('a text')") == seed  # what runs goes on
     async with asyncio.timeout(30):
         while await hash_seed(backend, SandboxSpec()) == seed or not await backend.prepare_python():
             continue
@@ -197,7 +183,7 @@ async def test_a_template_that_has_ended_is_a_failure_of_its_stage():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()
     processes = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-    with ours, pytest.raises(StartError) as failure:
+    with ours, pytest.raises(ChildStartError) as failure:
         fork_template(ours, ProcessTable(processes), {}, {0: 0, 1: 1, 2: 2})
     os.close(processes)
     assert failure.value.stage == "template"

@@ -1,0 +1,243 @@
+"""Rows of public data sets read into ours: small rows of the same shape, and malformed ones."""
+
+import base64
+import json
+import pickle
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from prorl_gym.data import converters
+from prorl_gym.environments.code.code_row import CodeRow
+from prorl_gym.environments.code.environment import CodeEnvironment
+
+CODE = CodeEnvironment()
+
+
+def converted(row: dict[str, Any]) -> Any:
+    made = next(converter for converter in converters.select_converters("code") if converter.matches(row)).convert(row)
+    if not isinstance(made, str):
+        assert CODE.parse_row(made).id
+    return made
+
+
+def eurus(truth: dict[str, Any], **more: Any) -> dict[str, Any]:
+    how = "Write Python code to solve the problem. Present the code in \n```python\nYour code\n```\nat the end."
+    question = f"Double it.\n\n{how}"
+    return {
+        "data_source": "taco",
+        "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": question}],
+        "ability": "code",
+        "reward_model": {"ground_truth": json.dumps(truth), "style": "rule"},
+        "extra_info": {"index": 7, "split": "train"},
+        **more,
+    }
+
+
+def livecodebench(public: Any, private: Any, **more: Any) -> dict[str, Any]:
+    return {
+        "question_title": "T",
+        "question_content": "Do it.",
+        "platform": "leetcode",
+        "question_id": "abc301_a",
+        "starter_code": "",
+        "public_test_cases": json.dumps(public),
+        "private_test_cases": private,
+        "metadata": "{}",
+        **more,
+    }
+
+
+def packed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data)).decode()
+
+
+def test_eurus_programs():
+    made = converted(eurus({"inputs": ["4\n", ["1", "2"]], "outputs": ["8\n", ["2"]]}))
+    assert made == {
+        "id": "taco-7",
+        "question": "Double it.",
+        "tests": {
+            "kind": "stdio",
+            "compare": "tokens",
+            "cases": [{"stdin": "4\n", "stdout": "8\n"}, {"stdin": "1\n2", "stdout": "2"}],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [([[3], [5]], [3, 5]), ([3, 5], [3, 5]), ([[3], [5, 6]], [[3], [5, 6]]), ([[[3]], [[5]]], [[3], [5]])],
+)
+def test_eurus_functions(outputs: list[Any], expected: list[Any]):
+    made = converted(eurus({"fn_name": "add", "inputs": [[1, 2], [2, 3]], "outputs": outputs}))
+    assert made["tests"] == {
+        "kind": "function",
+        "entry": "add",
+        "cases": [{"args": [1, 2], "expected": expected[0]}, {"args": [2, 3], "expected": expected[1]}],
+    }
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        {"inputs": ["4\n"], "outputs": ["8\n"]},
+        [{"type": "stdin_stdout", "input": "4\n", "output": "8\n"}],
+        [{"input": "4\n", "output": "8\n", "testtype": "stdin", "metadata": {"func_name": None}}],
+    ],
+)
+def test_deepcoder_programs(tests: Any):
+    row = {
+        "problem": "Double it.",
+        "tests": json.dumps(tests),
+        "solutions": ["```python\nprint(2 * int(input()))\n```"],
+    }
+    made = converted(row)
+    assert made["tests"]["cases"] == [{"stdin": "4\n", "stdout": "8\n"}]
+    assert made["solution"] == "print(2 * int(input()))\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "entry"),
+    [
+        ({"tests": {"fn_name": "f", "inputs": [[4]], "outputs": [[8]]}}, "f"),
+        ({"tests": [{"type": "function_call", "fn_name": "f", "input": [4], "output": [8]}]}, "f"),
+        (
+            {
+                "tests": [{"input": "4", "output": "8", "testtype": "functional", "metadata": {"func_name": "f"}}],
+                "starter_code": "class Solution:\n    def f(self, x):\n        ",
+            },
+            "Solution.f",
+        ),
+    ],
+)
+def test_deepcoder_functions(row: dict[str, Any], entry: str):
+    made = converted({"problem": "Double it.", **row, "tests": json.dumps(row["tests"])})
+    assert made["tests"] == {"kind": "function", "entry": entry, "cases": [{"args": [4], "expected": 8}]}
+
+
+CASES = [{"input": "5\n", "output": "25\n", "testtype": "stdin"}]
+
+
+@pytest.mark.parametrize(
+    "private",
+    [
+        json.dumps(CASES),
+        packed(json.dumps(CASES).encode()),
+        *(packed(pickle.dumps(json.dumps(CASES), protocol=protocol)) for protocol in range(6)),
+    ],
+)
+def test_livecodebench_programs(private: str):
+    made = converted(livecodebench([{"input": "4\n", "output": "16\n", "testtype": "stdin"}], private))
+    assert made["id"] == "abc301_a"
+    assert made["tests"]["compare"] == "lines"
+    assert [case["stdout"] for case in made["tests"]["cases"]] == ["16\n", "25\n"]
+
+
+def test_tests_of_many_bytes_are_packed():
+    cases = [{"input": f"{n} " * 1000, "output": f"{n}\n", "testtype": "stdin"} for n in range(100)]
+    made = converted(livecodebench(cases, "[]"))
+    assert list(made["tests"]) == ["packed"] and len(made["tests"]["packed"]) < 10_000
+    unpacked = CodeRow.model_validate(made).tests.model_dump()["cases"]
+    assert list(unpacked) == [{"stdin": case["input"], "stdout": case["output"]} for case in cases]
+
+
+@pytest.mark.parametrize(
+    "packed_tests",
+    ["?", "", 3, packed(b"{"), packed(b"[]"), packed(b"[" * 200_000), base64.b64encode(b"junk").decode()],
+)
+def test_what_is_not_packed_as_it_should_is_no_row(packed_tests: Any):
+    with pytest.raises(ValidationError):
+        CodeRow.model_validate({"question": "q", "tests": {"packed": packed_tests}})
+
+
+def test_unpacked_tests_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    from prorl_gym.environments.code import code_row
+
+    monkeypatch.setattr(code_row, "MAX_UNPACKED_TESTS", 1 << 10)
+    with pytest.raises(ValidationError, match="may hold 1024 bytes"):
+        CodeRow.model_validate({"question": "q", "tests": {"packed": packed(b" " * (1 << 20))}})
+
+
+def test_livecodebench_functions():
+    tests = [{"input": '[1, 2]\n"a"', "output": "[2]", "testtype": "functional"}]
+    starter = "class Solution:\n    def go(self, x: List[int], s: str) -> List[int]:\n        "
+    made = converted(livecodebench(tests, "[]", starter_code=starter, metadata='{"func_name": "go"}'))
+    assert made["starter_code"] == starter
+    assert made["tests"] == {
+        "kind": "function",
+        "entry": "Solution.go",
+        "cases": [{"args": [[1, 2], "a"], "expected": [2]}],
+    }
+
+
+class Executed:
+    """Unpickling it runs a program."""
+
+    def __reduce__(self) -> Any:
+        return (exec, ("raise SystemExit('unpickled')",))
+
+
+@pytest.mark.parametrize(
+    ("private", "why"),
+    [
+        (packed(pickle.dumps(Executed())), "packed tests hold more than a text"),
+        (packed(pickle.dumps(["a", "b"])), "packed tests hold more than a text"),
+        (packed(b"junk"), "a field is missing or malformed"),
+        (base64.b64encode(b"junk").decode(), "packed tests cannot be unpacked"),
+        ("?", "a field is missing or malformed"),
+    ],
+)
+def test_packed_tests_are_never_executed(private: str, why: str):
+    assert converted(livecodebench(CASES, private)) == why
+
+
+def test_packed_tests_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    from prorl_gym.data import code_converters
+
+    monkeypatch.setattr(code_converters, "MAX_TESTS", 1 << 16)
+    assert converted(livecodebench(CASES, packed(b" " * (1 << 20)))) == "packed tests are too large"
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (eurus({}, ability="math"), "not a coding task"),
+        (eurus({"inputs": ["1"], "outputs": []}), "a field is missing or malformed"),
+        (eurus({"inputs": [], "outputs": []}), "no tests"),
+        (eurus({"inputs": [1], "outputs": ["1"]}), "an input or output is no text"),
+        (eurus({"fn_name": "f", "inputs": [1], "outputs": [1]}), "arguments are neither a list nor lines"),
+        (eurus({"fn_name": "f; x", "inputs": [[1]], "outputs": [1]}), "not a row of the code environment"),
+        ({"problem": "p", "tests": [{"fn_name": name, "input": [], "output": 1} for name in "fg"]},
+         "tests of several functions"),
+        ({"problem": "p", "tests": "{"}, "a field is missing or malformed"),
+        (livecodebench(CASES, json.dumps([{**CASES[0], "testtype": "functional"}])), "tests of several kinds"),
+        (livecodebench([{**CASES[0], "testtype": "functional"}], "[]"), "the function has no name"),
+    ],
+)  # fmt: skip
+def test_bad_rows_are_skipped_with_a_reason(row: dict[str, Any], why: str):
+    assert converted(row) == why
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=JSON, tests=JSON, solutions=JSON, prompt=JSON, truth=JSON, private=JSON)
+def test_any_row_is_converted_or_skipped(**fields: Any):
+    rows = [
+        {"problem": fields["problem"], "tests": fields["tests"], "solutions": fields["solutions"]},
+        {"prompt": fields["prompt"], "reward_model": fields["truth"]},
+        {"question_content": "q", "public_test_cases": fields["tests"], "private_test_cases": fields["private"]},
+    ]
+    for row in rows:
+        made = converted(row)
+        assert isinstance(made, str) or made["question"]

@@ -1,0 +1,144 @@
+"""Data sets from files: read row by row, converted, counted, written once and whole."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from prorl_gym.cli.main import app
+from prorl_gym.data import converters
+from prorl_gym.data.converters import Converter, UnusableRowError, has_fields
+from prorl_gym.data.pipeline import ConversionReport, convert_rows, open_row_file, read_dataset
+from prorl_gym.environments.math.environment import MathEnvironment
+from prorl_gym.errors import ConfigError
+
+
+def test_rows_are_the_same_from_every_form_of_json(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"id": "a", "text": "one\u2028line"}, {"id": "b", "list": [1, {"x": None}]}]
+    forms = {
+        "lines.jsonl": "\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n\n",
+        "array.json": json.dumps(rows),
+        "nested.json": json.dumps({"data": rows}),
+        "single.json": json.dumps(rows[0]),
+    }
+    for name, text in forms.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        expected = rows[:1] if name == "single.json" else rows
+        assert [row for _, row in read_dataset(tmp_path / name)] == expected, name
+
+
+@pytest.mark.data
+def test_values_of_parquet_come_out_as_json_has_them(tmp_path: Path) -> None:
+    import datetime
+
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    rows = [
+        {"id": str(n), "when": datetime.datetime(2024, 1, 2), "tests": ["x", "y"], "deep": {"n": n}, "raw": b"\xff"}
+        for n in range(150)
+    ]
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    placed = list(read_dataset(tmp_path / "a.parquet"))
+    assert [row["id"] for _, row in placed] == [str(n) for n in range(150)]
+    assert placed[7][0].endswith("a.parquet[8]")
+    expected = {"id": "7", "when": "2024-01-02 00:00:00", "tests": ["x", "y"], "deep": {"n": 7}, "raw": "\ufffd"}
+    assert json.loads(json.dumps(placed[7][1])) == expected
+
+
+@pytest.mark.parametrize(
+    "name,data,complaint",
+    [
+        ("a.csv", b"a,b", "unknown kind of file"),
+        ("a.jsonl", b'{"a": 1}\n{', r"a\.jsonl:2: not valid JSON"),
+        ("a.jsonl", b"[1]\n", r"a\.jsonl:1: expected a JSON object"),
+        ("a.jsonl", b"\xff\n", "is not UTF-8"),
+        ("a.json", b"3", "expected an array of rows"),
+        ("a.json", b"[" * 100_000, "not valid JSON"),
+        ("a.json", b"[1]", r"a\.json\[1\]: expected a JSON object"),
+        pytest.param("a.parquet", b"PAR1", "not a parquet file", marks=pytest.mark.data),
+        ("missing.jsonl", None, "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, data: bytes | None, complaint: str) -> None:
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(ConfigError, match=complaint):
+        list(read_dataset(tmp_path / name))
+
+
+def read_sum(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not row["sum"]:
+        raise UnusableRowError("no sum")
+    return {"id": row["id"], "question": row["sum"], "answer": "2", **row.get("more", {})}
+
+
+def test_what_is_left_out_is_counted_by_reason() -> None:
+    rows: list[dict[str, Any]] = [
+        {"id": "1", "sum": "1+1"},
+        {"id": "2", "sum": ""},
+        {"id": "1", "sum": "again"},
+        {"other": True},
+        {"id": "3", "sum": "x", "more": {"unknown_field": 1}},
+        {"id": "2", "sum": "2+0"},
+        {"id": "4", "sum": ""},
+    ]
+    report = ConversionReport()
+    placed = [(f"f:{number}", row) for number, row in enumerate(rows, 1)]
+    sums = Converter("sums", has_fields("sum"), read_sum)
+    made = list(convert_rows(placed, [sums, sums], MathEnvironment(), report))
+    assert [row["id"] for row in made] == ["1", "2"]
+    assert (report.read, report.written) == (7, 2)
+    assert report.skipped == {
+        "no sum": 2,
+        "its id was there before": 1,
+        "no known format": 1,
+        "the environment cannot read it": 1,
+    }
+    assert (
+        report.first_examples["no sum"] == "f:2"
+        and "unknown_field" in report.first_examples["the environment cannot read it"]
+    )
+
+
+def test_formats_are_found_by_name() -> None:
+    assert [one.name for one in converters.select_converters("swe", "auto")] == ["r2egym", "swebench", "swegym"]
+    assert [one.name for one in converters.select_converters("swe", "swegym")] == ["swegym"]
+    with pytest.raises(ConfigError, match="is no format of swe rows"):
+        converters.select_converters("swe", "swebnch")
+    with pytest.raises(ConfigError, match="Did you mean 'swe'"):
+        converters.select_converters("sve")
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with pytest.raises(ZeroDivisionError), open_row_file(path, force=False) as write:
+        write({"a": 1})
+        _ = 1 / 0
+    assert list(tmp_path.iterdir()) == []
+    with open_row_file(path, force=False) as write:
+        write({"a": "\u2028"})
+        assert not path.exists()
+    assert path.read_bytes() == b'{"a": "\\u2028"}\n' and [one.name for one in tmp_path.iterdir()] == ["rows.jsonl"]
+    with pytest.raises(ConfigError, match=r"rows\.jsonl exists"), open_row_file(path, force=False):
+        pass
+    with open_row_file(path, force=True) as write:
+        write({"b": 2})
+    assert path.read_bytes() == b'{"b": 2}\n'
+    with pytest.raises(ConfigError, match="cannot be written"), open_row_file(tmp_path / "missing" / "a", force=False):
+        pass
+
+
+def test_tasks_without_a_solution_are_counted(tmp_path: Path) -> None:
+    tests = json.dumps([{"input": "1", "output": "1"}])
+    tasks = [{"problem": "Echo.", "tests": tests, "solutions": ["print(input())"]}, {"problem": "Say.", "tests": tests}]
+    given = tmp_path / "in.jsonl"
+    given.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    output = str(tmp_path / "out.jsonl")
+    done = CliRunner().invoke(app, ["prepare", "code", str(given), "--output", output])
+    assert "2 rows read, 2 written, 0 left out.\n  1 of these without a solution" in done.output
+    done = CliRunner().invoke(app, ["prepare", "code", str(given), "--limit", "1", "--output", output, "--force"])
+    assert "of these" not in done.output and "1 row is in" in done.output

@@ -1,0 +1,267 @@
+"""Reading task directories: what of a Dockerfile can be done, and everything that is refused, with the fix."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from task_directories import BENCH, HARBOR, write_task
+from typer.testing import CliRunner
+
+from prorl_gym.cli.main import app
+from prorl_gym.data.task_layouts import ImportedTask, read_task
+from prorl_gym.environments.taskdir.container import CopyStep, ImportOptions, read_dockerfile
+from prorl_gym.environments.taskdir.task_dir_row import SetupRun, TaskFile
+from prorl_gym.errors import ConfigError
+
+
+def imported(folder: Path, **options: object) -> ImportedTask:
+    return read_task(folder, ImportOptions.model_validate(options))
+
+
+def refusal(folder: Path, **options: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        imported(folder, **options)
+    assert caught.value.fix, "every refusal names the fix"
+    return str(caught.value)
+
+
+def test_a_dockerfile_is_read_in_its_order() -> None:
+    recipe = read_dockerfile(HARBOR["environment/Dockerfile"], "Dockerfile")
+    assert recipe.image == "python:3.13-slim"
+    assert recipe.env == {"GREETING": "hello world", "WHERE": "/app/data"}
+    assert recipe.workdir == "/app"
+    assert recipe.steps == [
+        CopyStep(("data/",), "/app/data", is_directory_target=True),
+        CopyStep(("tool.sh",), "/usr/local/bin/tool", is_directory_target=False),
+        SetupRun(command="mkdir -p made  && echo made > made/file", cwd="/app"),
+    ]
+    assert recipe.ignored == ["CMD"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("RUN <<EOF\necho a\necho b\nEOF", "echo a\necho b"),
+        ("RUN --mount=type=cache,target=/x echo a", "echo a"),
+        ('RUN ["echo", "a b"]', "echo 'a b'"),
+        ("RUN cat <<'X' > f\ntext\nX\nUSER root", "cat <<'X' > f\ntext\nX"),
+    ],
+)
+def test_run_of_all_forms(line: str, expected: str) -> None:
+    (step,) = read_dockerfile(f"FROM a\n{line}\n", "D").steps
+    assert step == SetupRun(command=expected, cwd="/")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("ENV A=1 B=\"x y\" C='z'", {"A": "1", "B": "x y", "C": "z"}),
+        ("ENV A some words", {"A": "some words"}),
+        ("ENV A=1\nENV B=${A}2 C=${D:-3} E=\\$A", {"A": "1", "B": "12", "C": "3", "E": "$A"}),
+    ],
+)
+def test_env_of_all_forms(line: str, expected: dict[str, str]) -> None:
+    assert read_dockerfile(f"FROM a\n{line}\n", "D").env == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("RUN x\n", "has no FROM"),
+        ("FROM a\nFROM b\n", "D:2: a second stage"),
+        ("FROM a\nCOPY --from=b x y\n", "D:2: COPY from elsewhere"),
+        ("FROM a\nADD https://x.example/y z\n", "D:2: ADD of this form"),
+        ("FROM a\n\nUSER agent\n", "D:3: USER agent"),
+        ("FROM a\nONBUILD RUN x\n", "D:2: ONBUILD is not understood"),
+        ("FROM a\nENV A='x\n", "D:2: cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_dockerfile(text, "D")
+    assert caught.value.fix
+
+
+NAMES = st.sampled_from(["FROM", "RUN", "COPY", "ADD", "ENV", "ARG", "WORKDIR", "USER", "CMD", "run", "#", ""])
+REST = st.text(alphabet="aA=\\ \"'<${}[],#:-/.\t", max_size=12) | st.sampled_from(["<<E\na\nE", '["a","b"]', "a b"])
+
+
+@given(st.lists(st.tuples(NAMES, REST)).map(lambda lines: "\n".join(" ".join(line) for line in lines)))
+def test_no_dockerfile_breaks_the_reader(text: str) -> None:
+    try:
+        read_dockerfile(text, "D")
+    except ConfigError:
+        pass
+
+
+def test_a_harbor_task(tmp_path: Path) -> None:
+    found = imported(write_task(tmp_path / "sum", HARBOR), run="setup", image_map={"python:3.13-slim": "prorl-python"})
+    row = found.row
+    assert (row.id, row.image, row.workdir, row.memory) == ("sum", "prorl-python", "/app", 2 << 30)
+    assert row.question == "Add the numbers in data/numbers.txt; write the sum to answer.txt."
+    assert [step.path if isinstance(step, TaskFile) else step.command[:13] for step in row.setup] == [
+        "/app/data/numbers.txt",
+        "/usr/local/bin/tool",
+        "mkdir -p made",
+    ]
+    assert row.verifier.env == {"MODE": "strict"} and row.verifier.seconds == 30.0
+    assert {file.path for file in row.verifier.files} == {"/tests/test.sh", "/tests/check.py"}
+    assert row.solution is not None and row.solution.files[1].executable
+    assert found.settings.run_seconds == 77.0
+
+
+def test_a_prebuilt_image_needs_no_dockerfile_steps(tmp_path: Path) -> None:
+    toml = '[environment]\ndocker_image = "ghcr.io/team/task:1"\nallow_internet = true\n'
+    found = imported(write_task(tmp_path / "sum", HARBOR, task_dot_toml=toml))
+    assert (found.row.image, found.row.setup) == ("docker://ghcr.io/team/task:1", ())
+    assert any("internet" in note for note in found.notes)
+
+
+def test_a_built_image_holds_what_run_and_copy_make(tmp_path: Path) -> None:
+    found = imported(write_task(tmp_path / "sum", HARBOR), run="built", image_map={"*": "mine"})
+    assert (found.row.image, found.row.setup, found.row.env["GREETING"]) == ("mine", (), "hello world")
+
+
+def test_a_terminal_bench_task_hides_what_stands_beside_its_dockerfile(tmp_path: Path) -> None:
+    row = imported(write_task(tmp_path / "word", BENCH)).row
+    assert (row.image, row.env, row.verifier.reward) == ("docker://ghcr.io/base:1", {"COLOUR": "blue"}, "pytest")
+    placed = {step.path for step in row.setup if not isinstance(step, SetupRun)}
+    assert placed == {"/app/Dockerfile", "/app/docker-compose.yaml", "/app/notes.txt"}
+
+
+EXAMPLES = Path(__file__).parents[2] / "environments" / "prorl_taskdir"
+
+
+@pytest.mark.parametrize(
+    "line", ["COPY tests /t", "COPY solution.sh /s", "COPY *.sh /s/", "COPY ./tests/../solution.sh /s"]
+)
+def test_a_dockerfile_that_shows_the_tests_is_refused(line: str, tmp_path: Path) -> None:
+    said = refusal(write_task(tmp_path / "word", BENCH, Dockerfile=f"FROM a\n{line}\n"))
+    assert "would show it to the agent" in said or "leads outside" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run": "refuse"}, "RUN 'mkdir -p made && echo made > made/file': a sandbox has no network"),
+        ({"instruction_dot_md": None}, "instruction.md: cannot be read"),
+        ({"instruction_dot_md": "# canary\n"}, "'question' is wrong"),
+        ({"tests__test_dot_sh": None}, "There is no tests/test.sh"),
+        ({"task_dot_toml": "a = ["}, "not valid TOML"),
+        ({"task_dot_toml": "[verifier]\ntimeout_sec = 'x'"}, "'verifier.timeout_sec' is wrong"),
+        ({"task_dot_toml": "[environment]\nmemory = 'much'"}, "memory 'much' is no size"),
+        ({"task_dot_toml": "[[steps]]\nname = 'a'"}, "several steps"),
+        ({"environment__Dockerfile": None}, "has no Dockerfile"),
+        ({"environment__Dockerfile": "FROM a\nCOPY missing /x\n"}, "has no 'missing'"),
+        ({"environment__Dockerfile": "FROM a\nCOPY ../x /x\n"}, "leads outside"),
+        ({"environment__docker-compose_dot_yaml": "services: {a: {}, b: {}}"}, "several containers"),
+        ({"environment__docker-compose_dot_yaml": "services: {a: {privileged: true}}"}, "privileged"),
+        ({"environment__docker-compose_dot_yaml": "{"}, "not valid YAML"),
+    ],
+)
+def test_a_task_that_cannot_be_imported(changes: dict[str, str | None], message: str, tmp_path: Path) -> None:
+    run = changes.pop("run", "setup")
+    assert message in refusal(write_task(tmp_path / "sum", HARBOR, **changes), run=run)
+
+
+def test_other_parsers_are_refused(tmp_path: Path) -> None:
+    changed = BENCH["task.yaml"].replace("pytest", "swebench")
+    folder = write_task(tmp_path / "word", BENCH, task_dot_yaml=changed)
+    assert "parser_name 'swebench' is not known" in refusal(folder)
+    assert imported(folder, test_command="true").row.verifier.reward == "exit"
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "sum", HARBOR)
+    os.symlink("/etc/hostname", folder / "tests" / "link")
+    assert "it is a link" in refusal(folder, run="setup")
+    (folder / "tests" / "link").unlink()
+    os.symlink("/etc", folder / "environment" / "data" / "etc")
+    assert "cannot be read" in refusal(folder, run="setup")
+    (folder / "environment" / "data" / "etc").unlink()
+    os.mkfifo(folder / "tests" / "pipe")
+    assert "no regular file" in refusal(folder, run="setup")
+
+
+@pytest.mark.parametrize("name", ["tests", "solution", "environment", "environment/data"])
+def test_a_directory_that_is_a_link_is_refused(name: str, tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "sum", HARBOR)
+    (folder / name).rename(tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", folder / name)
+    assert f"{name}: is a link or leads outside" in refusal(folder, run="setup")
+
+
+def test_where_a_task_is_may_be_a_link(tmp_path: Path) -> None:
+    write_task(tmp_path / "word", BENCH)
+    os.symlink("word", tmp_path / "link")
+    assert imported(tmp_path / "link").row.setup == imported(tmp_path / "word").row.setup
+
+
+@pytest.mark.parametrize("source", ["alias", "alias/test_outputs.py", "al*", "."])
+def test_a_link_to_the_tests_does_not_show_them(source: str, tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "word", BENCH, Dockerfile=f"FROM a\nCOPY {source} /app/\n")
+    os.symlink("tests", folder / "alias")
+    assert "link" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["../secret", "{out}/secret", "sub/secret"])
+def test_a_dockerfile_outside_is_not_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for place in (tmp_path, tmp_path / "out"):
+        (place / "secret").write_text("FROM a\nENV KEY=hunter2\n")
+    named = name.format(out=tmp_path / "out")
+    compose = BENCH["docker-compose.yaml"].replace("dockerfile: Dockerfile", f"dockerfile: {named}")
+    folder = write_task(tmp_path / "word", BENCH, **{"docker-compose_dot_yaml": compose})
+    os.symlink(tmp_path / "out", folder / "sub")
+    assert "is a link or leads outside" in refusal(folder)
+
+
+def test_too_much_is_refused(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "sum", HARBOR)
+    with open(folder / "environment" / "data" / "big", "wb") as file:
+        file.truncate(40 << 20)
+    assert "larger than 32 MiB" in refusal(folder, run="setup")
+
+
+def test_the_command_writes_what_it_can_and_reports_the_rest(tmp_path: Path) -> None:
+    write_task(tmp_path / "tasks" / "good", HARBOR)
+    write_task(tmp_path / "tasks" / "torn", HARBOR, tests__test_dot_sh=None)
+    rows = tmp_path / "rows.jsonl"
+    given = ["import-tasks", str(tmp_path / "tasks"), "--output", str(rows), "--run", "setup"]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 1
+    assert "torn: There is no tests/test.sh" in done.output
+    assert "1 of 2 tasks are in" in done.output
+    assert rows.read_text().count("\n") == 1
+    again = CliRunner().invoke(app, given)
+    assert isinstance(again.exception, ConfigError) and "rows.jsonl exists" in str(again.exception)
+    assert "1 of 2 tasks are in" in CliRunner().invoke(app, [*given, "--force"]).output
+    (tmp_path / "tasks" / "good").rename(tmp_path / "elsewhere")
+    assert "no task was imported" in CliRunner().invoke(app, [*given, "--force"]).output
+    assert rows.read_text().count("\n") == 1, "the file is as it was"
+
+
+def test_the_example_rows_are_current(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    options = ["--output", str(rows), "--image-map", "*=default", "--keep", "/app"]
+    assert CliRunner().invoke(app, ["import-tasks", str(EXAMPLES / "tasks"), *options]).exit_code == 0
+    assert rows.read_text() == (EXAMPLES / "data" / "example.jsonl").read_text(), "its README has the command"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: is no directory"),
+        (["."], "holds no tasks"),
+        ([".", "--image-map", "x"], "is no pair"),
+    ],
+)
+def test_bad_arguments_are_reported(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["import-tasks", *arguments, "--output", "rows.jsonl"])
+    assert isinstance(done.exception, ConfigError) and message in str(done.exception)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,361 @@
+"""The model API of one rollout, over a real session and a scripted engine."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import aiohttp
+import pytest
+from event_readers import join_chat, join_messages, join_responses, parse
+from harness_play import EDIT, Play, said, tool_call
+
+from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached, TaskError
+from prorl_gym.harness import body_reader, rollout_gateway
+from prorl_gym.harness.rollout_gateway import RolloutGateway
+from prorl_gym.settings import RolloutSettings, resolve_settings
+from prorl_gym.testing.inference.fake_engine import Reply
+
+TASK = [{"role": "system", "content": "You edit files."}, {"role": "user", "content": "Rename it."}]
+FUNCTION = EDIT["function"]
+SPOKEN = f"<think>\nHm.\n</think>\n\nI look. {tool_call('edit', old='a', new='b')}"
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "m", "messages": TASK, "tools": [EDIT]},
+    "/v1/responses": {"model": "m", "input": TASK, "tools": [{"type": "function", **FUNCTION}]},
+    "/v1/messages": {
+        "model": "m",
+        "max_tokens": 4096,
+        "messages": TASK,
+        "tools": [{"name": "edit", "input_schema": FUNCTION["parameters"]}],
+    },
+}
+JOINS = {"/v1/chat/completions": join_chat, "/v1/responses": join_responses, "/v1/messages": join_messages}
+CHAT = "/v1/chat/completions"
+EVERY_WIRE = pytest.mark.parametrize("path", BODIES)
+
+
+class Served:
+    """A gateway that serves, and a client of it."""
+
+    def __init__(self, play: Play, gateway: RolloutGateway, url: str, client: aiohttp.ClientSession) -> None:
+        self.play, self.gateway, self.url, self.client = play, gateway, url, client
+
+    def post(self, path: str, body: Any, **headers: str):
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.client.post(f"{self.url}{path}", data=data, headers={"Authorization": self.bearer, **headers})
+
+    @property
+    def bearer(self) -> str:
+        return f"Bearer {self.gateway.token}"
+
+    async def call(self, path: str, **fields: Any) -> tuple[int, Any]:
+        async with self.post(path, BODIES[path] | fields) as answer:
+            return answer.status, await answer.json()
+
+    async def stream(self, path: str, **fields: Any) -> bytes:
+        async with self.post(path, BODIES[path] | {"stream": True} | fields) as answer:
+            assert (answer.status, answer.content_type) == (200, "text/event-stream")
+            return await answer.read()
+
+
+@asynccontextmanager
+async def served(*script: Any, **settings: Any):
+    play = Play(script[0] if callable(script[0]) else list(script), **settings)
+    limits = {key: value for key, value in settings.items() if key.startswith("max_t")}
+    gateway = RolloutGateway(play.session, play.codec, resolve_settings(RolloutSettings(**limits)))
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with aiohttp.ClientSession() as client, gateway.serving(listener):
+        yield Served(play, gateway, url, client)
+
+
+def held() -> Reply:
+    return said("I am still at it.", hold=asyncio.Event())
+
+
+@EVERY_WIRE
+async def test_streaming_and_not_give_equal_answers_and_records(path: str):
+    async with served(said(SPOKEN)) as plain, served(said(SPOKEN)) as streaming:
+        status, answer = await plain.call(path)
+        joined = JOINS[path](await streaming.stream(path, stream_options={"include_usage": True}))
+        assert status == 200
+        volatile = ("id", "created", "created_at")
+        assert without_ids(joined, volatile) == without_ids(answer, volatile)
+        assert streaming.play.segments == plain.play.segments
+
+
+def without_ids(value: Any, names: tuple[str, ...]) -> Any:
+    if isinstance(value, dict):
+        return {key: without_ids(inner, names) for key, inner in value.items() if key not in names}
+    return [without_ids(inner, names) for inner in value] if isinstance(value, list) else value
+
+
+@EVERY_WIRE
+async def test_tokens_are_sent_as_they_come(path: str):
+    reply = said("One two three four five six seven eight.", hold=asyncio.Event())
+    async with served(reply) as one:
+        async with one.post(path, BODIES[path] | {"stream": True}) as answer:
+            seen = b""
+            while b"One two" not in b"".join(text_deltas(seen)):
+                seen += await answer.content.readany()
+            assert b"eight" not in seen
+            reply.hold.set()
+            seen += await answer.read()
+        assert b"".join(text_deltas(seen)).endswith(b"eight.")
+
+
+def text_deltas(stream: bytes) -> list[bytes]:
+    whole = stream[: stream.rfind(b"\n\n") + 2]
+    texts = []
+    for _, data in parse(whole):
+        if data == "[DONE]" or "delta" not in str(data):
+            continue
+        choices = data.get("choices") or [{}]
+        delta = data.get("delta") or choices[0].get("delta") or {}
+        text = delta if isinstance(delta, str) else delta.get("content") or delta.get("text") or ""
+        texts.append(text.encode())
+    return texts
+
+
+@EVERY_WIRE
+async def test_the_rollouts_sampling_and_limits_hold(path: str):
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    async with served(said("x " * 50), said("x " * 50), max_turn_tokens=9) as one:
+        await one.call(path, temperature=0.0, top_p=0.1, seed=3, **{limit: 4000})
+        await one.call(path, **{limit: 3, "user": "another body"})
+        sent = one.play.engine.requests
+        assert [(request.temperature, request.top_p, request.max_tokens) for request in sent] == [
+            (1.0, 1.0, 9),
+            (1.0, 1.0, 3),
+        ]
+
+
+@EVERY_WIRE
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer x"}, {"x-api-key": "x"}, {"Authorization": "é"}])
+async def test_only_its_token_opens_it(path: str, headers: dict[str, str]):
+    async with served(said("Hi.")) as one, one.client.post(one.url + path, json=BODIES[path], headers=headers) as got:
+        assert got.status == 401
+        assert one.play.engine.requests == []
+
+
+async def test_what_programs_ask_beside_calls():
+    async with served(said("Hi.")) as one:
+        async with one.client.head(one.url) as got:
+            assert got.status == 200
+        async with one.client.get(f"{one.url}/v1/models", headers={"x-api-key": one.gateway.token}) as got:
+            assert [model["id"] for model in (await got.json())["data"]] == ["policy"]
+        async with one.client.get(f"{one.url}/v1/nothing", headers={"Authorization": one.bearer}) as got:
+            assert got.status == 404
+        async with one.post("/v1/messages/count_tokens", BODIES["/v1/messages"] | {"tools": []}) as got:
+            counted = (await got.json())["input_tokens"]
+        usage = (await one.call("/v1/messages", tools=[{"type": "web_search"}]))[1]["usage"]
+        assert one.gateway.omitted == {"tool web_search": 1}
+        assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
+
+
+@EVERY_WIRE
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 100_000, b'{"messages": 3, "input": 3}'])
+async def test_what_is_no_call_is_the_programs_own_fault(path: str, body: bytes):
+    async with served(said("Hi.")) as one, one.post(path, body) as got:
+        assert got.status == 400
+        assert (await got.json())["error"]["message"]
+
+
+async def test_bodies_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rollout_gateway, "MAX_BODY_BYTES", 1000)
+    async with served(said("Hi.")) as one:
+        async with one.post(CHAT, BODIES[CHAT] | {"user": "x" * 2000}) as got:
+            assert got.status == 413
+        assert (await one.call(CHAT, tools=[]))[0] == 200
+
+
+@pytest.mark.parametrize("endless", ["X: a\r\n", "a"], ids=["fields", "line"])
+async def test_heads_are_bounded(endless: str):
+    async with served(said("Hi.")) as one:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(one.url.rpartition(":")[2]))
+        with suppress(ConnectionError):  # reset before the answer is read where more was on its way
+            writer.write(b"GET / HTTP/1.1\r\nX: " + endless.encode() * 100_000)
+            assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.0 400")
+        assert (await one.call(CHAT))[0] == 200
+
+
+async def test_objects_of_a_body_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(body_reader, "MAX_OBJECTS", 100)
+    body = json.dumps(BODIES[CHAT] | {"user": [{}] * (body_reader.MAX_OBJECTS + 1)}).encode()
+    async with served(said("Hi.")) as one, one.post(CHAT, body) as got:
+        assert got.status == 400
+        assert "objects" in (await got.json())["error"]["message"]
+
+
+async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rollout_gateway, "MAX_CONNECTIONS", 2)
+    async with served(said("Hi."), said("Hi.")) as one:
+        address = ("127.0.0.1", int(one.url.rpartition(":")[2]))
+        idle = [await asyncio.open_connection(*address) for _ in range(2)]
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await one.call(CHAT)
+        for _, writer in idle:
+            writer.close()
+            await writer.wait_closed()
+        async with asyncio.timeout(10):
+            while True:  # the server notices the closed connections in its own time
+                with suppress(aiohttp.ClientConnectionError):
+                    assert (await one.call(CHAT))[0] == 200
+                    break
+
+
+async def test_calls_at_the_same_time_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rollout_gateway, "MAX_CALLS", 1)
+    async with served(held()) as one:
+        first = asyncio.create_task(one.call(CHAT))
+        await one.play.engine.call_held.wait()
+        status, answer = await one.call(CHAT, user="another")
+        assert (status, answer["error"]["type"]) == (503, "api_error")
+        first.cancel()
+
+
+@EVERY_WIRE
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_a_disconnect_stops_the_engines_call_and_keeps_its_tokens(path: str, is_streamed: bool):
+    async with served(held()) as one:
+        call = asyncio.create_task(one.call(path, stream=is_streamed))
+        await one.play.engine.call_held.wait()
+        call.cancel()
+        await asyncio.wait({call})
+        await until(lambda: not one.play.engine.in_flight and sampled_tokens(one.play) > 0)
+        assert sampled_tokens(one.play) == len(held().token_ids) // 2
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when something holds that raises no event here: what a server notices of a connection."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def sampled_tokens(play: Play) -> int:
+    return sum(sum(segment.mask) for segment in play.segments)
+
+
+async def test_an_equal_call_while_one_runs_gets_the_same_answer():
+    reply = held()
+    async with served(reply) as one, one.post(CHAT, BODIES[CHAT] | {"stream": True}) as first:
+        seen = await first.content.readany()
+        async with one.post(CHAT, BODIES[CHAT] | {"stream": True, "stream_options": {}}) as second:
+            again = await second.content.readany()  # it waits for the same call: this engine was asked once
+            reply.hold.set()
+            assert join_chat(again + await second.read()) == join_chat(seen + await first.read())
+        assert len(one.play.engine.requests) == 1
+
+
+async def test_a_call_goes_on_while_one_request_waits_for_it():
+    reply = held()
+    async with served(reply, said("Hi.")) as one:
+        first = await one.post(CHAT, BODIES[CHAT] | {"stream": True})
+        async with one.post(CHAT, BODIES[CHAT] | {"stream": True}) as second:
+            again = await second.content.readany()
+            first.close()
+            assert (await one.call(CHAT, user="another"))[0] == 200
+            reply.hold.set()
+            assert join_chat(again + await second.read())["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_a_delivered_answer_is_not_given_twice():
+    async with served(said("One."), said("Two.")) as one:
+        texts = [(await one.call(CHAT))[1]["choices"][0]["message"]["content"] for _ in range(2)]
+        assert texts == ["One.", "Two."]
+        assert one.play.causes == ["first", "retry"]
+
+
+def engine_error() -> EngineError:
+    return EngineError(FailureKind.ENGINE_REFUSED, "engine e: refused.", "Look.")
+
+
+@EVERY_WIRE
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_a_failure_of_ours_is_a_503_and_the_program_may_go_on(path: str, is_streamed: bool):
+    async with served(engine_error(), said("Hi.")) as one:
+        status, answer = await one.call(path, stream=is_streamed)
+        assert (status, answer["error"]["message"]) == (503, "engine e: refused.\nLook.")
+        assert (await one.call(path))[0] == 200
+
+
+@EVERY_WIRE
+async def test_a_failure_in_the_middle_of_a_stream_is_told_in_it(path: str):
+    began = Reply(said("I begin to look.", end=False).token_ids, "abort")
+    with pytest.raises(EngineError):
+        async with served(began, engine_error()) as one:
+            stream = await one.stream(path)
+            assert "refused" in json.dumps(parse(stream)[-1][1])
+            assert b"".join(text_deltas(stream)).startswith(b"I begin")
+
+
+async def test_a_program_that_ends_on_a_failure_of_ours_is_no_measurement():
+    with pytest.raises(EngineError, match="refused"):
+        async with served(said("Hi."), engine_error()) as one:
+            await one.call(CHAT)
+            await one.call(CHAT)
+
+
+async def test_failures_in_a_row_stop_the_rollout():
+    with pytest.raises(EngineError, match="refused"):
+        async with served(lambda request: engine_error()) as one:
+            for _ in range(rollout_gateway.MAX_FAILURES):
+                assert (await one.call(CHAT))[0] == 503
+            reason = await one.gateway.wait_stopped()
+            assert isinstance(reason, EngineError)
+            assert (await one.call(CHAT))[0] == 503
+            assert len(one.play.engine.requests) == rollout_gateway.MAX_FAILURES
+
+
+async def test_a_limit_stops_the_rollout():
+    async with served(said("Hi."), max_turns=1) as one:
+        await one.call(CHAT)
+        messages, before = one.gateway.conversation()
+        assert [message.content for message in messages[before:]] == ["Hi."]
+        assert (await one.call(CHAT, messages=[*TASK, TASK[-1]]))[0] == 503
+        reason = await one.gateway.wait_stopped()
+        assert isinstance(reason, LimitReached)
+        assert reason.limit is Limit.TURNS
+
+
+async def test_a_first_prompt_that_is_too_long_stops_the_rollout():
+    async with served(said("Hi."), max_tokens=8) as one:
+        assert (await one.call(CHAT))[0] == 503
+        assert isinstance(await one.gateway.wait_stopped(), TaskError)
+
+
+async def test_calls_end_with_the_block():
+    async with served(held()) as one:
+        call = asyncio.create_task(one.call(CHAT))
+        await one.play.engine.call_held.wait()
+    with suppress(aiohttp.ClientError):
+        assert (await call)[0] == 503
+    assert one.play.engine.in_flight == 0
+
+
+async def test_a_quiet_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rollout_gateway, "KEEP_ALIVE_SECONDS", 0.05)
+    reply = Reply(said("Hi.").token_ids[:1], hold=asyncio.Event())
+    async with served(reply) as one, one.post("/v1/messages", BODIES["/v1/messages"] | {"stream": True}) as answer:
+        seen = b""
+        while seen.count(b"event: ping") < 2:
+            seen += await answer.content.readany()
+        assert seen.startswith(b"event: message_start")
+
+
+async def test_side_calls_and_sub_agents_are_told_apart():
+    title = [{"role": "system", "content": "You are a title generator."}, TASK[1]]
+    search = [{"role": "user", "content": "Search for it."}]
+    async with served(said("A title."), said("Main."), said("Sub.")) as one:
+        await one.call(CHAT, messages=title, tools=[])
+        await one.call(CHAT)
+        async with one.post(CHAT, BODIES[CHAT] | {"messages": search}, **{"x-claude-code-agent-id": "a"}) as got:
+            assert got.status == 200
+        assert [(segment.cause, segment.trained) for segment in one.play.segments] == [
+            ("side_call", False),
+            ("first", True),
+            ("sub_agent", True),
+        ]

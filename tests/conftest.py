@@ -173,10 +173,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave all that was imported out of garbage collections.
+    """Check that groups hold, and leave all that was imported out of garbage collections.
 
     A service does so when it starts. Here thousands start in one process, and nothing would ever be collected.
     """
+    if getattr(session.config.option, "loadgroup", False):
+        alone = [item.nodeid for item in session.items if item.get_closest_marker("xdist_group")]
+        assert all("@" in nodeid for nodeid in alone), "pytest-xdist has not read the groups of tests"
     gc.collect()
     gc.freeze()
     gc.freeze = lambda: None

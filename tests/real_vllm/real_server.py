@@ -103,10 +103,7 @@ class RealServer:
         return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
     def running(self, count, *, sampling=False, call=None):
-        """Return when exactly so many calls are at work there; ``sampling``: and a token has come out of each.
-
-        ``call`` is the task of one of them, which must not end before.
-        """
+        """Return when so many are at work there; ``sampling``: and each has a token. ``call`` must not end before."""
 
         def is_open():
             assert call is None or not call.done(), call

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from prorl_gym.sandbox.service.local_backend import LocalBackend
+from prorl_gym.sandbox.service.operations.shell import PersistentShell
 from prorl_gym.sandbox.service.running_sandbox import RunningSandbox
 from prorl_gym.testing.sandbox.conformance import CHECK_SPEC
 
@@ -34,14 +35,7 @@ SAME: dict[str, Session] = {
     "err trap is spared": ("trap 'echo ERR' ERR", "if false; then :; fi", "! true", "false || true", "(exit 2) | true"),
     "err trap in functions": ("f() { false; }", "trap 'echo ERR' ERR", "f", "set -E", "f", "(false)", "set +E; f"),
     "err trap of lines": ("trap 'echo one\necho two' ERR", "false", "trap -p ERR", "true"),
-    "debug trap": (
-        "trap 'echo DEBUG $BASH_COMMAND' DEBUG",
-        "echo a",
-        "true; false",
-        "echo $?",
-        "trap - DEBUG",
-        "echo b",
-    ),
+    "debug trap": ("trap 'echo D $BASH_COMMAND' DEBUG", "echo a", "true; false", "echo $?", "trap - DEBUG", "echo b"),
     "debug trap in loops": ("trap 'echo DEBUG' DEBUG", "for i in 1 2; do echo $i; done", "f() { echo f; }", "f"),
     "traced functions": ("trap 'echo DEBUG' DEBUG", "f() { echo f; }", "set -T", "f", "set +T", "f"),
     "return trap": ("trap 'echo RETURN' RETURN", "f() { echo f; }", "f", "set -T", "f", "true", "set +T", "f"),
@@ -127,25 +121,30 @@ def raw(box: RunningSandbox) -> Iterator[RawBash]:
     bash.close()
 
 
-async def show(box: RunningSandbox, session: Session) -> list[tuple[str, int | None]]:
+@pytest_asyncio.fixture(loop_scope="module")
+async def shell(box: RunningSandbox) -> AsyncIterator[PersistentShell]:
+    """The sandbox has one; what a test leaves in it ends with it."""
     shell = await box.shell()
+    yield shell
     await shell.close()
+
+
+async def show(shell: PersistentShell, session: Session) -> list[tuple[str, int | None]]:
     results = [await shell.run_command(command, timeout=20) for command in session]
     return [(result.output, result.exit_code) for result in results]
 
 
 @pytest.mark.parametrize("session", SAME.values(), ids=SAME)
-async def test_a_session_looks_the_same(box: RunningSandbox, raw: RawBash, session: Session) -> None:
-    assert await show(box, session) == [raw.run(command) for command in session]
+async def test_a_session_looks_the_same(shell: PersistentShell, raw: RawBash, session: Session) -> None:
+    assert await show(shell, session) == [raw.run(command) for command in session]
 
 
 @pytest.mark.parametrize(("session", "why"), DIFFERENT.values(), ids=DIFFERENT)
-async def test_a_listed_difference_is_one(box: RunningSandbox, raw: RawBash, session: Session, why: str) -> None:
-    assert await show(box, session) != [raw.run(command) for command in session], f"no longer true: {why}"
+async def test_a_listed_difference_is_one(shell: PersistentShell, raw: RawBash, session: Session, why: str) -> None:
+    assert await show(shell, session) != [raw.run(command) for command in session], f"no longer true: {why}"
 
 
-async def test_two_thousand_commands_lose_no_byte(box: RunningSandbox) -> None:
-    shell = await box.shell()
+async def test_two_thousand_commands_lose_no_byte(shell: PersistentShell) -> None:
     await shell.run_command("big=$(printf '%*s' 8000 '' | tr ' ' x)", timeout=10)
     sizes = random.Random(7)
     for number in range(2000):
@@ -187,8 +186,7 @@ async def test_closing_releases_everything() -> None:
     assert not Path(box.spec.workdir).exists()  # noqa: ASYNC240
 
 
-async def test_type_ahead_into_a_program_that_ended_does_not_reach_the_next(box: RunningSandbox) -> None:
-    shell = await box.shell()
+async def test_type_ahead_into_a_program_that_ended_does_not_reach_the_next(shell: PersistentShell) -> None:
     await shell.start_command("read first", wait=0.05)
     assert (await shell.send_input("one\ntwo\nthree\n", wait=10)).exit_code == 0
     assert (await shell.run_command('read -t 0.1 rest; echo "<$rest>"', timeout=10)).output == "<>\n"

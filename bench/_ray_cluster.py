@@ -16,10 +16,11 @@ NODE_MEMORY = 1 << 30
 _SMALL: dict[str, Any] = {"num_cpus": 0, "object_store_memory": 80 << 20}
 _TUNED = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_health_check_initial_delay_ms": "1000",
+    # A killed node is missed within 4 s, and one that starts on a busy machine is given 18 s.
+    "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "4",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "6",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
 }
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 
 _PERIOD = 0.005
@@ -10,7 +12,8 @@ _PERIOD = 0.005
 class LoopWatch:
     """Wakes every few milliseconds and keeps the longest delay, as an async context manager.
 
-    Time that the loop's thread was ready to run and had no processor is subtracted: other programs cause that.
+    Time that a thread of this process was ready to run and had no processor is subtracted: other programs cause that,
+    and the loop waits for a thread that has the interpreter's lock.
     """
 
     def __init__(self) -> None:
@@ -42,6 +45,9 @@ class LoopWatch:
 
 
 def _starved() -> float:
-    """Return the seconds that this thread has waited for a processor so far."""
-    with open("/proc/thread-self/schedstat", encoding="ascii") as file:
-        return int(file.read().split()[1]) / 1e9
+    """Return the seconds that the threads of this process have waited for a processor so far."""
+    nanoseconds = 0
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError):  # the thread has ended
+            nanoseconds += int(file.read_text("ascii").split()[1])
+    return nanoseconds / 1e9

@@ -53,9 +53,9 @@ class RealCase:
         self._replace(self._server.url, request_seconds=0.3)
 
     def block_cache_reset(self):
-        body = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 2000, "ignore_eos": True}
+        body = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 2000, "ignore_eos": True, "n": 16}
         threading.Thread(target=self._server.post, args=("/v1/completions", body), daemon=True).start()
-        self._server.running(1)
+        self._server.running(16)
 
     async def wait_for_held_calls(self, count):
         await asyncio.to_thread(self._server.running, count, sampling=count > 0)

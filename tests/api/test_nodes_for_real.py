@@ -6,15 +6,14 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from killed_service import COMMAND, ENGINE, below, configure, example_requests, place, started, survivors
+from killed_service import COMMAND, ENGINE, below, configure, example_requests, place, started, survivors, wait_for
 
 from prorl_gym.client import SyncClient, read_token
 from prorl_gym.errors import FailureKind
@@ -47,7 +46,7 @@ class Cluster:
         self.client = self._stack.enter_context(
             SyncClient(f"http://127.0.0.1:{self.port}", token=read_token(self.ground / "state" / "token"))
         )
-        self.until(lambda: len(self.nodes()) == 2)
+        wait_for(lambda: len(self.nodes()) == 2)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -86,12 +85,6 @@ class Cluster:
         status = self.client.status().nodes
         assert status is not None
         return {node.name: node for node in status.nodes}
-
-    def until(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "not in time"
-            time.sleep(0.05)
 
     def records(self, wanted: list[RolloutRequest]) -> list[Rollout]:
         found = [self.client.result(request.rollout_id, timeout=90) for request in wanted]
@@ -140,7 +133,7 @@ def test_a_killed_nodes_rollouts_finish_elsewhere(cluster: Cluster) -> None:
     wanted = example_requests(4)
     cluster.client.submit(wanted)
     first = next(iter(cluster.client.stream()))
-    cluster.until(lambda: cluster.nodes()["n0"].in_hand > 0)
+    wait_for(lambda: cluster.nodes()["n0"].in_hand > 0)
     done = {one.rollout_id: one.finished_at for one in cluster.client.rollouts(limit=1000).rollouts}
     handles = below(cluster.processes["n0"].pid)
     cluster.kill("n0")
@@ -158,9 +151,9 @@ def test_a_killed_nodes_rollouts_finish_elsewhere(cluster: Cluster) -> None:
 def test_a_stopped_node_that_goes_on_past_its_lease_ends_nothing_but_itself(cluster: Cluster) -> None:
     wanted = example_requests(4)
     cluster.client.submit(wanted)
-    cluster.until(lambda: cluster.nodes()["n1"].in_hand > 0 and cluster.nodes()["n1"].calls > 0)
+    wait_for(lambda: cluster.nodes()["n1"].in_hand > 0 and cluster.nodes()["n1"].calls > 0)
     cluster.kill("n1", signal.SIGSTOP)
-    cluster.until(lambda: "n1" not in cluster.nodes())
+    wait_for(lambda: "n1" not in cluster.nodes())
     cluster.kill("n1", signal.SIGCONT)
     assert cluster.processes["n1"].wait(10) == 2, "".join(cluster.logs["n1"])
     rollouts = cluster.records(wanted)
@@ -172,7 +165,7 @@ def test_a_restarted_head_adopts_its_nodes(cluster: Cluster) -> None:
     wanted = example_requests(4)
     assert len(wanted) <= 2 * sum(NODE_SLOTS.values()), "all are in hand at once"
     cluster.client.submit(wanted)
-    cluster.until(lambda: sum(node.calls for node in cluster.nodes().values()) > 4)
+    wait_for(lambda: sum(node.calls for node in cluster.nodes().values()) > 4)
     in_hand = sum(node.in_hand for node in cluster.nodes().values())
     cluster.kill("head")
     cluster.processes["head"].wait()
@@ -188,7 +181,7 @@ def test_a_pause_reaches_calls_on_nodes_and_both_ends_drain(cluster: Cluster) ->
     cluster.client.submit(wanted)
     for version in (1, 2):
         # One call was answered, so that there are tokens of version 0.
-        cluster.until(
+        wait_for(
             lambda: any(
                 engine.calls and engine.in_flight for pool in cluster.client.status().pools for engine in pool.engines
             )
@@ -206,7 +199,7 @@ def test_a_pause_reaches_calls_on_nodes_and_both_ends_drain(cluster: Cluster) ->
     assert cluster.processes["n0"].wait(20) == 0, "".join(cluster.logs["n0"])
     more = example_requests(1, "more-")
     cluster.client.submit(more)
-    cluster.until(lambda: cluster.client.status().queued == 0)
+    wait_for(lambda: cluster.client.status().queued == 0)
     cluster.kill("head", signal.SIGTERM)
     assert cluster.processes["head"].wait(60) == 0, "".join(cluster.logs["head"])
     assert cluster.processes["n1"].wait(LEASE + 10) == 2, "nothing answers it any more"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from sdist_support import METADATA, TINY, index, sdist, wheel
 from typer.testing import CliRunner
 
@@ -51,9 +50,7 @@ from prorl_gym.environments.swe.controls.control_plan import ControlPlan
 from prorl_gym.environments.swe.grading import grade
 from prorl_gym.environments.swe.swe_row import parse_swe_row
 from prorl_gym.errors import ConfigError
-from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.settings import resolve_settings
-from tests.environments.conftest import real_backend
 from tests.environments.swe.mini import unpack
 
 
@@ -399,15 +396,6 @@ async def test_a_copy_of_a_source_keeps_faults_out_of_it() -> None:
 
 
 # The whole way, in real sandboxes
-
-
-@pytest_asyncio.fixture
-async def leases():
-    backend = await real_backend()
-    lent = SandboxLeases(backend)
-    yield lent
-    await lent.close()
-    await backend.close()
 
 
 @pytest.mark.release

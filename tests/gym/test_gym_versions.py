@@ -61,6 +61,7 @@ def test_ci_and_documentation_name_the_same_versions():
     *older, newest = CHECK.PINS
     assert f"| | {' | '.join([*older, newest])} |" in (REPOSITORY / "docs/gym.md").read_text(encoding="utf-8")
     assert f"NeMo Gym {', '.join(older)} and {newest}: " in (REPOSITORY / "docs/ci.md").read_text(encoding="utf-8")
+    assert f".ci/gym-versions {older[0]};" in (REPOSITORY / ".ci/run").read_text(encoding="utf-8")
 
 
 def test_what_ci_installs_beside_gym_is_pinned():

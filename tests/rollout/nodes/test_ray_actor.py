@@ -3,23 +3,15 @@
 import os
 import re
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from killed_service import wait_for
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.rollout.nodes.ray_nodes import NodeSupervisor, check_ray_address
 
 pytestmark = pytest.mark.slow
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.05)
 
 
 def test_a_node_that_ends_starts_again_until_it_is_drained(capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,14 +7,13 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from _ray_cluster import ADDRESS, RayCluster, ray_directory
-from killed_service import COMMAND, ENGINE, SERVING, configure, example_requests, place, started
+from killed_service import COMMAND, ENGINE, SERVING, configure, example_requests, place, started, wait_for
 
 from prorl_gym.client import SyncClient, read_token
 from prorl_gym.records import Rollout
@@ -112,13 +111,6 @@ def service(ray_processes: object) -> Iterator[Service]:
             running.process.kill()
             running.process.wait()
             print(log.read_text()[-20_000:])
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.1)
 
 
 def parent(pid: int) -> int:

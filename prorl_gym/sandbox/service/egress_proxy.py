@@ -119,7 +119,7 @@ class EgressProxy:
         self._bytes = 0
 
     def bind_log_context(self) -> None:
-        """Log requests from now on in the caller's log context. Call whenever something is run in the sandbox.
+        """Log requests that begin from now on in the caller's log context. Call whenever something is run in the sandbox.
 
         A warm sandbox is started before its rollout is known, and a connection does not show what made it.
         """
@@ -148,7 +148,7 @@ class EgressProxy:
             return _reject(writer, "The sandbox's requests are used up.", "Make fewer, larger ones.")
         if len(self._connections) >= self._limits.connections:
             return _reject(writer, "Too many connections of this sandbox are open.", "Close some first.")
-        task = asyncio.create_task(self._serve_connection(reader, writer))
+        task = asyncio.create_task(self._serve_connection(reader, writer), context=self._context)
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
 
@@ -223,7 +223,7 @@ class EgressProxy:
         level = logging.INFO if outcome == "allowed" else logging.WARNING
         words = "egress of sandbox %(sandbox_id)s: %(method)s %(host)s:%(port)d %(outcome)s (%(detail)s), "
         words += "%(sent)d bytes out, %(received)d in, %(seconds).3f s"
-        self._context.run(log.log, level, words, event, extra={"event": event})
+        log.log(level, words, event, extra={"event": event})
 
 
 def _reject(writer: asyncio.StreamWriter, what: str, fix: str) -> None:

@@ -119,7 +119,7 @@ class EgressProxy:
         self._bytes = 0
 
     def bind_log_context(self) -> None:
-        """Log requests that begin from now on in the caller's log context. Call whenever something is run in the sandbox.
+        """Log requests that begin from now on in the caller's context. Call whenever something is run in the sandbox.
 
         A warm sandbox is started before its rollout is known, and a connection does not show what made it.
         """

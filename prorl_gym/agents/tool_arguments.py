@@ -1,7 +1,7 @@
 """Reading the arguments of a tool call: hostile JSON text in, checked values or a complaint for the model out.
 
-Only the part of JSON schema that tools use is understood: an object with typed, possibly required properties. A
-complaint is worded for the model, since it becomes the observation.
+Only the part of JSON schema that tools use is understood: an object with typed, possibly required properties; see
+``argument_schema``. A complaint is worded for the model, since it becomes the observation.
 """
 
 import json
@@ -9,16 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prorl_gym.agents.protocol import ToolSpec
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "boolean": (bool,),
-    "integer": (int,),
-    "number": (int, float),
-    "array": (list,),
-    "object": (dict,),
-    "null": (type(None),),
-}
+from prorl_gym.inference.toolcalls.argument_schema import accepts
 
 
 class BadArguments(Exception):
@@ -46,20 +37,24 @@ def check_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> Mapping[str
         if name not in properties:
             shown = name.encode(errors="replace").decode()
             raise _error(spec, f"'{shown[:40]}{'...' if len(shown) > 40 else ''}' is not one of them")
-        if why := _value_problem(value, properties[name]):
+        if why := _value_problem(value, properties[name], spec.parameters):
             raise _error(spec, f"'{name}' {why}")
-    return arguments
+    return {name: _integer(value, properties[name], spec.parameters) for name, value in arguments.items()}
 
 
-def _value_problem(value: Any, schema: Mapping[str, Any]) -> str:
-    wanted: str | list[str] | None = schema.get("type")
-    if wanted is not None:
-        kinds = [wanted] if isinstance(wanted, str) else wanted
-        kinds_of_value = [kind for kind in kinds if isinstance(value, _TYPES[kind])]
-        if not kinds_of_value or (isinstance(value, bool) and "boolean" not in kinds_of_value):
-            return f"must be of type {' or '.join(kinds)}"
-    if "enum" in schema and value not in schema["enum"]:
+def _integer(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
+    """Return ``3.0`` as 3 where the schema takes integers only."""
+    is_integer = isinstance(value, float) and value.is_integer() and not accepts(0.5, schema, root)
+    return int(value) if is_integer else value
+
+
+def _value_problem(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    if "type" in schema and not accepts(value, {"type": schema["type"]}, root):
+        return f"must be of type {_spelled_type(schema)}"
+    if "enum" in schema and not accepts(value, {"enum": schema["enum"]}, root):
         return f"must be one of {', '.join(map(repr, schema['enum']))}"
+    if not accepts(value, schema, root):
+        return f"must fit {json.dumps(schema)[:200]}"
     if isinstance(value, str) and value.encode(errors="replace").decode() != value:
         # JSON can spell lone surrogates; no file, pipe or record can hold them.
         return "holds characters that are not valid Unicode text"
@@ -75,7 +70,10 @@ def tool_signature(spec: ToolSpec) -> str:
     required = spec.parameters.get("required", ())
     parts: list[str] = []
     for name, schema in spec.parameters.get("properties", {}).items():
-        kind: str | list[str] = schema.get("type", "any")
-        spelled = kind if isinstance(kind, str) else " or ".join(kind)
-        parts.append(f"{name}{'' if name in required else '?'}: {spelled}")
+        parts.append(f"{name}{'' if name in required else '?'}: {_spelled_type(schema)}")
     return f"{spec.name}({', '.join(parts)})"
+
+
+def _spelled_type(schema: Mapping[str, Any]) -> str:
+    kind: str | list[str] = schema.get("type", "any")
+    return kind if isinstance(kind, str) else " or ".join(kind)

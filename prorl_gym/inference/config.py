@@ -1,10 +1,9 @@
 """Configuration of a pool of engines, and building one from it."""
 
 import os
-import ssl
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypedDict
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -164,7 +163,7 @@ def pool_engine_factory(
 
     Raises as ``build_pool``. To add a kind of engine, add a case and its name to ``InferenceConfig.engine``.
     """
-    common = _CommonOptions(
+    common: dict[str, Any] = dict(
         model=config.model,
         vocab_size=config.vocab_size or vocab_size,
         control_ids=frozenset(control_ids),
@@ -193,20 +192,6 @@ def pool_engine_factory(
                 raise ConfigError("engine: openai is for pools with a tokenizer.", "Set another 'engine'.")
             text = OpenAIOptions(**common, encode=encode)
             return lambda name, url: OpenAIEngine(name, url, text)
-
-
-class _CommonOptions(TypedDict):
-    model: str
-    vocab_size: int
-    control_ids: frozenset[int]
-    connect_seconds: float
-    request_seconds: float
-    max_connections: int
-    api_key: str | None
-    tls: ssl.SSLContext | None
-    logprob_rule: LogprobRule
-    priority_scheduling: bool
-    record_routed_experts: bool
 
 
 def _api_key(variable: str | None) -> str | None:

@@ -11,8 +11,8 @@ from prorl_gym.inference.protocol import CallOutcome, GenerationRequest
 from prorl_gym.records import EngineLoad
 
 
-class _CountingPolicy:
-    """Base of all policies here: the calls in flight on each engine."""
+class PerCallPolicy:
+    """Base of all policies: it counts the calls in flight, places every call by itself and remembers no rollouts."""
 
     def __init__(self) -> None:
         self.reservations: Counter[str] = Counter()
@@ -30,10 +30,6 @@ class _CountingPolicy:
         self.reservations[engine] -= 1
         if not self.reservations[engine]:
             del self.reservations[engine]
-
-
-class PerCallPolicy(_CountingPolicy):
-    """Base of the policies that place every call by itself and remember no rollouts."""
 
     def forget_session(self, session_id: str) -> None:
         return  # rollouts are not tracked
@@ -65,7 +61,7 @@ class LeastOutstanding(PerCallPolicy):
         return engine
 
 
-class StickyPolicy(_CountingPolicy, ABC):
+class StickyPolicy(PerCallPolicy, ABC):
     """Base of the policies with homes; a subclass picks the home of a rollout without one."""
 
     def __init__(self) -> None:

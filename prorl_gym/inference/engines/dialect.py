@@ -47,13 +47,19 @@ END_OF_STREAM = b"[DONE]"
 _ECHO = b'"prompt_token_ids":['
 
 _CONTEXT_EXCEEDED = re.compile(
-    r"maximum context length|context_length_exceeded|(longer than|exceeds) the model's context length"
-    r"|cannot be greater than max_model_len"
-    # vLLM 0.32 reduces max_tokens to the room that the prompt leaves; this is its message when that is none.
-    r"|max_tokens must be at least 1, got 0"
+    # vLLM 0.8 to 0.33 (renderers/params.py, v1/engine/input_processor.py, entrypoints), and OpenAI's API. Release 0.32
+    # reduces max_tokens to the room that the prompt leaves, and its message when that is none names no length.
+    r"maximum context length|model's context length is only|longer than the maximum model length"
+    r"|exceeds the max_model_len|cannot be greater than max_model_len|too long to fit into the model"
+    r"|max_tokens must be at least 1, got 0|context_length_exceeded"
+    # SGLang 0.4 to 0.5.23 (managers/tokenizer_manager.py, managers/utils.py, managers/scheduler.py, disaggregation).
+    r"|(?:longer than|exceeds) the model's context length|exceeds the maximum allowed length"
+    r"|exceeds the maximum number of tokens: [0-9]+ > |prompt is too long after expanding"
 )
 
-_CONTEXT_LENGTH = re.compile(r"(?:context length (?:is |of |\()|max_model_len=)([1-9][0-9]{0,8})(?: tokens)?\b")
+_CONTEXT_LENGTH = re.compile(
+    r"(?:(?:context|model|allowed) length (?:is (?:only )?|of |\()?|max_model_len[ =]| >=? )([1-9][0-9]{0,8})\b"
+)
 
 _MODEL_MISSING = re.compile(r"\bmodel\b.*(does not exist|not[ _]found|is not (served|loaded|available))", re.IGNORECASE)
 
@@ -177,6 +183,7 @@ class Dialect(ABC, Generic[OptionsT]):
 
     def make_result(
         self,
+        request: GenerationRequest,
         answered: AnsweredCall,
         ids: list[int],
         logprobs: list[float],
@@ -189,6 +196,8 @@ class Dialect(ABC, Generic[OptionsT]):
     ) -> GenerationResult:
         """Return the result of a call, whose version spans and routed experts are not checked yet."""
         checks = self.validator
+        if text_turn is None:
+            checks.check_certainty(logprobs, request)
         return GenerationResult(
             token_ids=ids,
             logprobs=logprobs,
@@ -268,7 +277,9 @@ class AnswerStream(ABC):
         self.is_prompt_checked = False
         """An echo of the prompt came, and is what was sent."""
         self.is_cut_short = False
-        """The answer ends with what came, as an abort."""
+        """The answer ends with what came: as an abort, unless it had its finish reason."""
+        self.is_whole = False
+        """The finish reason and the usage came; set by ``_join``."""
         self._validator = validator
         self._request = request
         self._ids: list[int] = []
@@ -277,41 +288,52 @@ class AnswerStream(ABC):
     def has_tokens(self) -> bool:
         return bool(self._ids)
 
-    def add_events(self, payloads: Sequence[bytes]) -> None:
-        """Add the data of events, and report the ids that are new in them. Raises as ``Dialect.read_sample``."""
+    def add_events(self, payloads: Sequence[bytes]) -> bool:
+        """Add the data of events, and report the ids that are new in them; return whether the answer is whole.
+
+        It is at ``[DONE]``, or with a finish reason and the usage; connections may stay open. Raises as
+        ``Dialect.read_sample``.
+        """
         known = len(self._ids)
         try:
             for payload in payloads:
-                if payload != END_OF_STREAM:
-                    self._add_event(payload)
+                if payload == END_OF_STREAM:
+                    return True
+                self._add_event(payload)
+            return self.is_whole
         finally:
             if len(self._ids) > known and self._request.on_tokens is not None:
                 self._request.on_tokens(self._ids[known:])
 
     @abstractmethod
     def joined(self) -> JsonObject:
-        """Return the whole answer, as it would have come without streaming; an abort where the stream broke off."""
+        """Return the whole answer, as without streaming; an abort where the stream broke off before its end."""
 
     @abstractmethod
-    def _join(self, event: JsonObject) -> Sequence[object]:
-        """Add an event; return the ids that are new in it, each with a log-prob that was checked."""
+    def _join(self, event: JsonObject) -> list[int]:
+        """Add an event that is right as a whole; return the ids that are new in it, by ``_new_ids``."""
 
     def _add_event(self, payload: bytes) -> None:
         if not self.is_prompt_checked:
             payload, self.is_prompt_checked = strip_prompt_echo(payload, self._request)
         event = self._validator.parse_object(payload)
         if event.get("error") is not None:
-            message = get_nested(event, "error", "message")
-            reported = f" ({printable(message[:200])})" if isinstance(message, str) else ""
-            raise EngineError(
-                FailureKind.ENGINE_UNREACHABLE,
-                f"engine {self._validator.address}: broke in the middle of an answer{reported}.",
-                "Look into the engine's log.",
-            )
-        ids = self._validator.check_ids(self._join(event), "an event's token ids")
+            code, message = get_nested(event, "error", "code"), error_text(payload)
+            # SGLang streams its refusals without their status. After tokens nothing is a refusal.
+            status = code if type(code) is int else 400 if _CONTEXT_EXCEEDED.search(message) else 500
+            raise error_from_response(self._validator.address, HttpResponse(500 if self._ids else status, payload))
+        self._ids += self._join(event)
+
+    def _check_echo(self, echo: object, fix: str) -> None:
+        if not self.is_prompt_checked and echo is not None:
+            self._validator.check_prompt_echo(echo, self._request, fix)
+            self.is_prompt_checked = True
+
+    def _new_ids(self, value: object) -> list[int]:
+        ids = self._validator.check_ids(value, "an event's token ids")
         if len(self._ids) + len(ids) > self._request.max_tokens:
             raise self._validator.contract_error(f"sampled more than the {self._request.max_tokens} requested tokens")
-        self._ids += ids
+        return ids
 
 
 def encode_prompt_ids(request: GenerationRequest) -> bytes:

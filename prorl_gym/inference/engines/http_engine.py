@@ -16,7 +16,7 @@ from prorl_gym.inference.engines.dialect import (
     LogprobRule,
     error_from_response,
 )
-from prorl_gym.inference.engines.http_exchange import EngineTransport, HttpResponse
+from prorl_gym.inference.engines.http_exchange import EngineTransport, HttpRequest, HttpResponse
 from prorl_gym.inference.engines.response_validator import AnsweredCall, PrematureLengthStop
 from prorl_gym.inference.protocol import (
     ContextExceeded,
@@ -134,15 +134,8 @@ class HttpEngine:
         return result.seconds / len(result.token_ids)
 
     async def read_load(self) -> EngineLoad | None:
-        request = self._dialect.metrics_request()
-        if request is None:
-            return None
-        try:
-            answer = await self._transport.exchange(request, _HEALTH_SECONDS)
-        except EngineError as error:
-            log.debug("engine %s: no metrics: %s", self.name, error)
-            return None
-        return self._dialect.read_load(answer.payload) if answer.status == 200 else None
+        answer = await self._try_exchange(self._dialect.metrics_request(), _HEALTH_SECONDS)
+        return self._dialect.read_load(answer.payload) if answer is not None and answer.status == 200 else None
 
     async def probe_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         seconds = min(_PROBE_SECONDS, self._options.request_seconds)
@@ -203,26 +196,24 @@ class HttpEngine:
             return HttpResponse(200, b"", is_stream=True)
 
     async def _read_paused(self) -> bool:
-        request = self._dialect.paused_request()
-        if request is None or not self._reports_pause:
-            return False
-        try:
-            answer = await self._transport.exchange(request, _ABORT_SECONDS)
-        except EngineError as error:
-            log.debug("engine %s: does not report whether it is paused: %s", self.name, error)
+        request = self._dialect.paused_request() if self._reports_pause else None
+        if (answer := await self._try_exchange(request, _ABORT_SECONDS)) is None:
             return False
         self._reports_pause = answer.status not in _NO_SUCH_ROUTE
         return self._reports_pause and self._dialect.read_paused(answer)
 
     async def _abort(self, request_id: str) -> bool:
         """Have the server end a call early with what it has; whether it can."""
-        request = self._dialect.abort_request(request_id)
-        if request is None:
-            return False
-        try:
-            answer = await self._transport.exchange(request, _ABORT_SECONDS)
-        except EngineError as error:
-            log.debug("engine %s: abort failed: %s", self.name, error)
+        answer = await self._try_exchange(self._dialect.abort_request(request_id), _ABORT_SECONDS)
+        if answer is None:
             return False
         self._can_abort = answer.status not in _NO_SUCH_ROUTE  # an older server: do not try again
         return answer.status == 200
+
+    async def _try_exchange(self, request: HttpRequest | None, seconds: float) -> HttpResponse | None:
+        """Exchange on a route that a server may lack; ``None``: there is no such route, or no answer."""
+        try:
+            return None if request is None else await self._transport.exchange(request, seconds)
+        except EngineError as error:
+            log.debug("engine %s: no answer from %s: %s", self.name, request and request.url, error)
+            return None

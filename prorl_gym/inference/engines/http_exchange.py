@@ -10,6 +10,7 @@ import os
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,9 @@ _DATA = b"data:"
 _IDLE_SECONDS = 3.0
 """An idle connection is closed after that. Servers (uvicorn) close theirs after 5 s: a call sent at that moment
 is lost, and the engine counts as failed."""
+
+_END_SECONDS = 0.05
+"""Wait for the end of a stream's body after its last event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +85,14 @@ class EngineTransport:
         self._closed = False
 
     async def exchange(
-        self, request: HttpRequest, seconds: float, on_events: Callable[[Sequence[bytes]], None] | None = None
+        self, request: HttpRequest, seconds: float, on_events: Callable[[Sequence[bytes]], bool] | None = None
     ) -> HttpResponse:
         """Send one request and read the whole answer, whatever its status.
 
         ``on_events`` is called with the data of each event, in order and as many at once as have come, where the answer
-        is a stream of events. Raises ``CallTimedOut``: there is no whole answer within so many seconds;
-        ``EngineError``: ``ENGINE_TIMEOUT`` (no connection), ``ENGINE_UNREACHABLE``, or ``ENGINE_CONTRACT`` for what is
-        no HTTP or is too large.
+        is a stream of events; it returns whether the answer is whole. Raises ``CallTimedOut``: there is no whole answer
+        within so many seconds; ``EngineError``: ``ENGINE_TIMEOUT`` (no connection), ``ENGINE_UNREACHABLE``, or
+        ``ENGINE_CONTRACT`` for what is no HTTP or is too large.
         """
         try:
             body = request.encode_body()
@@ -101,7 +105,13 @@ class EngineTransport:
             ):
                 if on_events is not None and response.status == 200 and response.content_type == _EVENT_STREAM:
                     async for events in self._events(response, request.max_bytes):
-                        on_events(events)
+                        if on_events(events):
+                            # The body mostly ends with its last event; the connection is then free for another call.
+                            with suppress(TimeoutError, aiohttp.ClientError):
+                                async with asyncio.timeout(_END_SECONDS):
+                                    while await response.content.readany():
+                                        pass
+                            break
                     return HttpResponse(response.status, b"", is_stream=True)
                 payload = await read_body(response, request.max_bytes)
                 if payload is None:

@@ -22,8 +22,12 @@ JsonObject = Mapping[str, object]
 _HIGHEST_LOGPROB = 1e-3
 """A log-probability cannot be positive, except for rounding in an engine's arithmetic."""
 
-_LOWEST_LOGPROB = -3.4028234663852886e38
-"""Lowest float32, in which trainers hold them: anything lower is minus infinity there."""
+_LOWEST_LOGPROB = -1000.0
+"""No token is sampled with less than e**-104, the least float32; raw log-probs are lower by the temperature. Engines
+write -9999 (vLLM), -1e9 or the lowest float32 for minus infinity."""
+
+_UNCERTAIN_TOKENS = 32
+"""So many tokens sampled from the whole distribution are not all certain to the last bit of a float."""
 
 _CONTEXT_SLACK = 8
 """Tokens by which servers end a call before their context is full: SGLang keeps one or two free."""
@@ -160,7 +164,7 @@ class ResponseValidator:
         return cast("list[int]", ids)
 
     def check_logprobs(self, values: Sequence[object], count: int) -> list[float]:
-        """Check log-probs: one for each token, finite, not positive."""
+        """Check log-probs: one for each token, not positive, no stand-in for minus infinity."""
         logprobs = [self.check_logprob(value) for value in values]
         if len(logprobs) != count:
             raise self.contract_error(f"returned {len(logprobs)} log-probs for {count} tokens")
@@ -173,11 +177,24 @@ class ResponseValidator:
             number = float(value) if type(value) is float or type(value) is int else math.nan
         except OverflowError:
             number = math.nan
-        if not math.isfinite(number) or number < _LOWEST_LOGPROB:
+        if not number >= _LOWEST_LOGPROB:  # NaN neither
             raise self.contract_error(f"returned {short_repr(value)} as a log-prob")
         if number > _HIGHEST_LOGPROB:
             raise self.contract_error(f"returned a positive log-prob ({number:.4g})")
         return min(number, 0.0)
+
+    def check_certainty(self, logprobs: Sequence[float], request: GenerationRequest) -> None:
+        """Check that log-probs of sampled tokens were computed: a server that lacks them returns zeros."""
+        is_whole = request.temperature >= 1.0 and request.top_p == 1.0 and request.top_k <= 0
+        if is_whole and len(logprobs) >= _UNCERTAIN_TOKENS and not any(logprobs):
+            raise self.contract_error(f"returned the log-prob 0 for each of {len(logprobs)} tokens")
+
+    def check_probe(self, value: object, where: str, token_ids: Sequence[int]) -> Sequence[object]:
+        """Return the entries of a probe but the first, which is null: nothing comes before it."""
+        entries = self.require_array(value, where)
+        if len(entries) != len(token_ids):
+            raise self.contract_error(f"returned log-probs of {len(entries)} prompt tokens, {len(token_ids)} were sent")
+        return entries[1:]
 
     def missing_logprobs_error(self) -> EngineError:
         return self.contract_error("does not return log-probs of the sampled tokens")

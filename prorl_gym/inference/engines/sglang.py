@@ -83,19 +83,15 @@ class SglangStream(AnswerStream):
     def joined(self) -> JsonObject:
         meta = self._validator.require_object(self._last.get("meta_info"), "meta_info")
         finish = meta.get("finish_reason")
-        if self.is_cut_short or (finish is None and self._ids):
+        if finish is None and (self._ids or self.is_cut_short):
             finish = {"type": "abort"}
-        whole = {**meta, "finish_reason": finish, "output_token_logprobs": self._logprobs[: len(self._ids)]}
+        whole = {**meta, "finish_reason": finish, "output_token_logprobs": self._logprobs}
         return self._last | {"output_ids": self._ids, "meta_info": whole}
 
-    def _join(self, event: JsonObject) -> Sequence[object]:
+    def _join(self, event: JsonObject) -> list[int]:
         checks = self._validator
         meta = checks.require_object(event.get("meta_info"), "meta_info")
-        self._last |= event
-        echo = event.get("prompt_token_ids", meta.get("prompt_token_ids"))
-        if not self.is_prompt_checked and echo is not None:
-            checks.check_prompt_echo(echo, self._request, _ECHO_FIX)
-            self.is_prompt_checked = True
+        self._check_echo(event.get("prompt_token_ids", meta.get("prompt_token_ids")), _ECHO_FIX)
         ids = checks.require_array(event.get("output_ids") or [], "output_ids")
         logprobs = checks.require_array(meta.get("output_token_logprobs") or [], "output_token_logprobs")
         if len(logprobs) != len(ids):
@@ -104,8 +100,11 @@ class SglangStream(AnswerStream):
             ids, logprobs = ids[len(self._ids) :], logprobs[len(self._ids) :]
         values = [(*checks.require_array(entry, "an entry of output_token_logprobs"), None)[0] for entry in logprobs]
         checks.check_logprobs(values, len(ids))
+        new = self._new_ids(ids)
+        self._last |= event
         self._logprobs += logprobs
-        return ids
+        self.is_whole = meta.get("finish_reason") is not None  # the usage is in every event
+        return new
 
 
 class SglangDialect(Dialect[SglangOptions]):
@@ -182,6 +181,7 @@ class SglangDialect(Dialect[SglangOptions]):
         if spans is None and meta.get("weight_version") is not None:
             spans = [{"version": meta["weight_version"], "start": 0, "end": len(ids)}]
         return self.make_result(
+            request,
             answered,
             ids,
             self._logprobs(meta.get("output_token_logprobs"), ids, "output_token_logprobs"),
@@ -231,13 +231,8 @@ class SglangDialect(Dialect[SglangOptions]):
     def read_probe(self, payload: bytes, token_ids: Sequence[int]) -> list[float]:
         checks = self.validator
         meta = checks.require_object(checks.parse_object(payload).get("meta_info"), "meta_info")
-        entries = checks.require_array(meta.get("input_token_logprobs"), "input_token_logprobs")
-        if len(entries) != len(token_ids):
-            raise checks.contract_error(
-                f"returned log-probs of {len(entries)} prompt tokens, {len(token_ids)} were sent"
-            )
-        # The first token's is null, since nothing comes before it.
-        return self._logprobs(list(entries[1:]), token_ids[1:], "input_token_logprobs")
+        entries = checks.check_probe(meta.get("input_token_logprobs"), "input_token_logprobs", token_ids)
+        return self._logprobs(entries, token_ids[1:], "input_token_logprobs")
 
     def cache_reset_request(self) -> HttpRequest:
         return HttpRequest("POST", f"{self._root}/flush_cache")

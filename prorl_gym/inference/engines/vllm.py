@@ -82,31 +82,31 @@ class VllmStream(AnswerStream):
 
     def joined(self) -> JsonObject:
         finish = self._choice.get("finish_reason")
-        if self.is_cut_short or (finish is None and self._ids):
+        if finish is None and (self._ids or self.is_cut_short):
             finish = "abort"
-        count = len(self._ids)  # of an event that was refused, something may be here
-        logprobs = {"tokens": self._names[:count], "token_logprobs": self._logprobs[:count]}
+        logprobs = {"tokens": self._names, "token_logprobs": self._logprobs}
         choice = self._choice | {"finish_reason": finish, "token_ids": self._ids, "logprobs": logprobs}
         return self._answer | {"choices": [choice]}
 
-    def _join(self, event: JsonObject) -> Sequence[object]:
+    def _join(self, event: JsonObject) -> list[int]:
         checks = self._validator
         if event.get("choices") == []:  # the usage, after all choices
             self._answer |= event
+            self.is_whole = bool(self._choice)
             return []
         choice = checks.only_choice(event)
-        if not self.is_prompt_checked and choice.get("prompt_token_ids") is not None:
-            checks.check_prompt_echo(choice["prompt_token_ids"], self._request, _ECHO_FIX)
-            self.is_prompt_checked = True
-        if choice.get("finish_reason") is not None:
-            self._answer["model"], self._choice = event.get("model"), dict(choice)
-        ids = checks.require_array(choice.get("token_ids") or [], "token_ids")
-        names, values = get_nested(choice, "logprobs", "tokens"), get_nested(choice, "logprobs", "token_logprobs")
+        self._check_echo(choice.get("prompt_token_ids"), _ECHO_FIX)
+        ids = self._new_ids(choice.get("token_ids") or [])
+        values = get_nested(choice, "logprobs", "token_logprobs")
         if ids and values is None:
             raise checks.missing_logprobs_error()
+        names = checks.require_array(get_nested(choice, "logprobs", "tokens") or [], "tokens")
         logprobs = checks.require_array(values or [], "token_logprobs")
         checks.check_logprobs(logprobs, len(ids))
-        self._names += checks.require_array(names or [], "tokens")
+        if choice.get("finish_reason") is not None:
+            self._answer |= {"model": event.get("model"), "usage": event.get("usage")}
+            self._choice, self.is_whole = dict(choice), event.get("usage") is not None
+        self._names += names
         self._logprobs += logprobs
         return ids
 
@@ -155,6 +155,7 @@ class VllmDialect(Dialect[VllmOptions]):
         if not answered.is_prompt_checked:
             checks.check_prompt_echo(choice.get("prompt_token_ids"), request, _ECHO_FIX)
         return self.make_result(
+            request,
             answered,
             ids,
             self._logprobs(choice, ids),
@@ -208,12 +209,8 @@ class VllmDialect(Dialect[VllmOptions]):
         """Read the log-probs: objects by token id, the prompt's own token always among them."""
         checks = self.validator
         choice = checks.only_choice(checks.parse_object(payload))
-        entries = checks.require_array(choice.get("prompt_logprobs"), "prompt_logprobs")
-        if len(entries) != len(token_ids):
-            raise checks.contract_error(
-                f"returned log-probs of {len(entries)} prompt tokens, {len(token_ids)} were sent"
-            )
-        pairs = zip(token_ids[1:], entries[1:], strict=True)
+        entries = checks.check_probe(choice.get("prompt_logprobs"), "prompt_logprobs", token_ids)
+        pairs = zip(token_ids[1:], entries, strict=True)
         return [checks.check_logprob(get_nested(entry, str(token), "logprob")) for token, entry in pairs]
 
     def cache_reset_request(self) -> HttpRequest:  # a development route

@@ -18,7 +18,8 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from prorl_gym.errors import EngineError, FailureKind
-from prorl_gym.inference.strict_json import is_too_deep
+from prorl_gym.inference.tokens.history_equality import read_arguments
+from prorl_gym.inference.tokens.token_stream import common_length
 from prorl_gym.inference.tokens.tokenizer import ControlTokenEscaper, Tokenizer
 from prorl_gym.inference.toolcalls.formats import ToolFormat, known_parsers
 from prorl_gym.inference.toolcalls.turn_parsing import (
@@ -51,7 +52,7 @@ _APPENDING_FIX = "Set 'chat_template' to one whose turns are only ever appended,
 
 _QUESTION: Mapping[str, Any] = {"role": "user", "content": "q"}
 
-_SAMPLE_NAME = "look_up"
+SAMPLE_NAME = "look_up"
 
 _SAMPLE_ARGUMENTS: Mapping[str, Any] = {
     "words": 'the "first" <b>line</b>\nand é',
@@ -60,10 +61,10 @@ _SAMPLE_ARGUMENTS: Mapping[str, Any] = {
     "kinds": ["a", "b"],
 }
 
-_SAMPLE_TOOL: Mapping[str, Any] = {
+SAMPLE_TOOL: Mapping[str, Any] = {
     "type": "function",
     "function": {
-        "name": _SAMPLE_NAME,
+        "name": SAMPLE_NAME,
         "description": "Look words up.",
         "parameters": {
             "type": "object",
@@ -239,11 +240,11 @@ def choose_parser(codec: ChatCodec, tool_format: ToolFormat) -> ToolParser:
 
 def _render_sample_call(codec: ChatCodec) -> str | None:
     """Return what a model would have to sample for the sample call; ``None`` when the template refuses calls."""
-    call = _template_tool_call("call00000", _SAMPLE_NAME, dict(_SAMPLE_ARGUMENTS))
+    call = _template_tool_call("call00000", SAMPLE_NAME, dict(_SAMPLE_ARGUMENTS))
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
     try:
-        before = codec.render_plain([_QUESTION], [_SAMPLE_TOOL], add_generation_prompt=False)
-        whole = codec.render_plain([_QUESTION, turn], [_SAMPLE_TOOL], add_generation_prompt=False)
+        before = codec.render_plain([_QUESTION], [SAMPLE_TOOL], add_generation_prompt=False)
+        whole = codec.render_plain([_QUESTION, turn], [SAMPLE_TOOL], add_generation_prompt=False)
     except EngineError:
         return None
     written = _strip_common_prefix(_strip_common_prefix(whole, before), codec.generation_prompt).rstrip()
@@ -252,10 +253,10 @@ def _render_sample_call(codec: ChatCodec) -> str | None:
 
 
 def _reads_back(parser: ToolParser, turn: str, codec: ChatCodec) -> bool:
-    said = parse_turn(parser, turn, [_SAMPLE_TOOL], thinking_open=codec.opens_thinking)
+    said = parse_turn(parser, turn, [SAMPLE_TOOL], thinking_open=codec.opens_thinking)
     if said.parse_errors or len(said.calls) != 1:
         return False
-    return said.calls[0].name == _SAMPLE_NAME and json.loads(said.calls[0].arguments) == _SAMPLE_ARGUMENTS
+    return said.calls[0].name == SAMPLE_NAME and json.loads(said.calls[0].arguments) == _SAMPLE_ARGUMENTS
 
 
 def _parse_declared(codec: ChatCodec, text: str, tools: Tools) -> object:
@@ -274,26 +275,15 @@ def _as_template_message(message: Message, escaper: ControlTokenEscaper) -> dict
         content = escaper.escape(message.content)
     shown: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:
-        shown["tool_calls"] = [
-            _template_tool_call(
-                call.id, escaper.escape(call.name), escaper.escape_all(_decode_arguments(call.arguments))
-            )
-            for call in message.tool_calls
-        ]
+        # Arguments as values: templates print them as JSON, and would quote a text once more.
+        values = (escaper.escape_all(read_arguments(call.arguments)[1]) for call in message.tool_calls)
+        calls = zip(message.tool_calls, values, strict=True)
+        shown["tool_calls"] = [_template_tool_call(call.id, escaper.escape(call.name), value) for call, value in calls]
     if message.tool_call_id is not None:
         shown["tool_call_id"] = escaper.escape(message.tool_call_id)
     if message.name is not None:
         shown["name"] = escaper.escape(message.name)
     return shown
-
-
-def _decode_arguments(text: str) -> Any:
-    """Return arguments as a value: templates print them as JSON, and would quote a text once more."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return text if is_too_deep(value) else value
 
 
 def _placeholder_turn(*, calls_a_tool: bool) -> dict[str, Any]:
@@ -310,5 +300,4 @@ def _template_tool_call(call_id: str, name: str, arguments: Any) -> dict[str, An
 
 def _strip_common_prefix(text: str, start: str) -> str:
     """Return what follows in ``text`` after the longest beginning that it shares with ``start``."""
-    pairs = enumerate(zip(text, start, strict=False))
-    return text[next((place for place, (a, b) in pairs if a != b), min(len(text), len(start))) :]
+    return text[common_length(text, start) :]

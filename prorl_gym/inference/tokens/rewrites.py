@@ -5,13 +5,13 @@ make another conversation: the ids that were sampled stay, and the segment recor
 segment. docs/tokens.md shows the tables.
 """
 
-import json
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal
 
+from prorl_gym.inference.strict_json import as_mapping
 from prorl_gym.inference.tokens.chat_codec import Tools
 from prorl_gym.inference.tokens.history_equality import HistoryDigests, ThinkingChain, read_arguments, thinking_chain
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
@@ -77,19 +77,12 @@ class CallRewrite:
             return False
         if self.needs_broken_json and read_arguments(sampled.arguments)[0] == "value":
             return False
-        try:
-            shown_value: Any = json.loads(shown.arguments)
-        except (ValueError, RecursionError):
-            shown_value = None
-        members: Mapping[str, Any] = cast("Mapping[str, Any]", shown_value) if isinstance(shown_value, Mapping) else {}
+        members = as_mapping(read_arguments(shown.arguments)[1])
         if self.kept_name_key is not None and members.get(self.kept_name_key) != sampled.name:
             return False
-        if self.raw_key is not None:
-            inner: Any = members.get(self.raw_key[0])
-            return isinstance(inner, Mapping) and cast("Mapping[str, Any]", inner).get(self.raw_key[1]) == (
-                sampled.arguments
-            )
-        return True
+        return (
+            self.raw_key is None or as_mapping(members.get(self.raw_key[0])).get(self.raw_key[1]) == sampled.arguments
+        )
 
 
 VOLATILE_TEXT = (

@@ -9,33 +9,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools
+from prorl_gym.inference.tokens.chat_codec import SAMPLE_NAME, SAMPLE_TOOL, ChatCodec, Tools
 from prorl_gym.inference.tokens.tokenizer import ControlTokenEscaper, load_tokenizer
 from prorl_gym.inference.toolcalls.formats import ToolFormat
 from prorl_gym.records import Message, ToolCall
 
-_TOOLS: Tools = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Add two numbers.",
-            "parameters": {
-                "type": "object",
-                "properties": {"a": {"type": "number", "description": "One."}, "b": {"type": "number"}},
-                "required": ["a", "b"],
-            },
-        },
-    }
-]
+_TOOLS: Tools = [SAMPLE_TOOL]
 _SYSTEM = Message(role="system", content="You add numbers.")
 _TASK = Message(role="user", content="What is 2 + 2, and é, ü, √9?\n\n  {1: [2]}")
 _CALL = Message(
-    role="assistant", content="I add.", tool_calls=(ToolCall(id="call00000", name="add", arguments='{"a": 2, "b": 2}'),)
+    role="assistant",
+    content="I look.",
+    tool_calls=(ToolCall(id="call00000", name=SAMPLE_NAME, arguments='{"words": "two", "count": 2}'),),
 )
 _RESULTS = (
-    Message(role="tool", content='  4\n"four" <b>&amp;</b> é', tool_call_id="call00000", name="add"),
-    Message(role="tool", content="second", tool_call_id="call00000", name="add"),
+    Message(role="tool", content='  4\n"four" <b>&amp;</b> é', tool_call_id="call00000", name=SAMPLE_NAME),
+    Message(role="tool", content="second", tool_call_id="call00000", name=SAMPLE_NAME),
 )
 _ANSWER = Message(role="assistant", content="It is 4.")
 _MORE = Message(role="user", content="And 3 + 3?")
@@ -89,7 +78,7 @@ def _check_contents_shown(codec: ChatCodec) -> None:
     prompt = codec.decode(codec.encode_prompt([_SYSTEM, _TASK], _TOOLS))
     if _SYSTEM.content not in prompt or "What is 2 + 2" not in prompt:
         raise codec.template_error("it leaves out system or user messages")
-    if "add" not in prompt.replace(_SYSTEM.content, ""):
+    if SAMPLE_NAME not in prompt:
         raise codec.template_error("it does not show tools to the model")
     shown = codec.decode(codec.encode_delta(_RESULTS, _TOOLS))
     if "four" not in shown or "second" not in shown:

@@ -186,10 +186,10 @@ class TokenStream:
         return len(self._ids) == len(self._mask) == len(self._logprobs) == len(self._versions)
 
 
-def common_length(ids: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many ids two lists have in common, from the first on."""
-    pairs = enumerate(zip(ids, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(ids), len(other)))
+def common_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return how many ids (or characters) two sequences have in common, from the first on."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _as_json(ids: Sequence[int]) -> bytes:

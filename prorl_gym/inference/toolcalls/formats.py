@@ -4,10 +4,12 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from prorl_gym.inference.strict_json import MAX_JSON_DEPTH, STRICT_JSON, as_mapping, is_too_deep
+from prorl_gym.inference.toolcalls.argument_schema import UNTYPED, accepts
 from prorl_gym.inference.toolcalls.turn_parsing import (
     MAX_CALLS,
     ParsedCall,
@@ -23,12 +25,6 @@ _BLANKS = re.compile(r"[ \t\r\n]*")
 
 _HERMES_OPEN, _HERMES_CLOSE = "<tool_call>", "</tool_call>"
 
-_HERMES_HINT = 'Write <tool_call>{"name": NAME, "arguments": {...}}</tool_call> with valid JSON.'
-
-_NEMOTRON_OPEN, _NEMOTRON_CLOSE = "<TOOLCALL>", "</TOOLCALL>"
-
-_NEMOTRON_HINT = 'Write <TOOLCALL>[{"name": NAME, "arguments": {...}}]</TOOLCALL> with valid JSON.'
-
 _LLAMA_TAG = "<|python_tag|>"
 
 _LLAMA_HINT = 'Write nothing but {"name": NAME, "parameters": {...}} with valid JSON, one call per turn.'
@@ -39,20 +35,18 @@ _CODER_HINT = (
     "Write <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>, each tag on a line."
 )
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
-_PARAMETER = "<parameter="
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _VALUE_END = re.compile(r"</parameter>\s*(?=<parameter=|</function>|</tool_call>)")
-_BLOCK_END = re.compile(r"</function>\s*</tool_call>")
+_BROKEN_BLOCK_END = re.compile(r"</tool_call>\s*(?=<tool_call>|\Z)")
+_ANY_TAG = re.compile(
+    r"</(?P<closed>tool_call|function|parameter)>"
+    r"|<(?P<opened>tool_call(?=>)|(?:function|parameter)(?==[^<>\n]{1,256}>))"
+)
+_MAX_OPEN_TAGS = 100
+"""Tags open at once inside one value; more are not read."""
 _TAG_NAME = re.compile(r"[^<>\n]{1,256}>")
 # As Python and Jinja spell them: some templates print the arguments of earlier calls that way.
 _LITERALS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
-
-_JSON_TYPES: Mapping[type[object], str] = {
-    str: "a string",
-    list: "a list",
-    bool: "a boolean",
-    int: "a number",
-    float: "a number",
-}
 
 MAX_CHARACTERS = 1 << 16
 """Longest turn that a tokenizer's own declaration reads: its search is quadratic in the number of delimiters."""
@@ -105,16 +99,13 @@ def parse_call(value: Any, format_hint: str, arguments_key: str = "arguments") -
     if not isinstance(value, dict):
         return f"The tool call is not a JSON object. {format_hint}"
     members = cast("dict[str, Any]", value)  # keys of JSON are strings
+    if not _is_name(members.get("name")):
+        return _missing_name(format_hint)
     if arguments_key not in members:
-        return (
-            f'The tool call has no "{arguments_key}". {format_hint}'
-            if _is_name(members.get("name"))
-            else _missing_name(format_hint)
-        )
+        return f'The tool call has no "{arguments_key}". {format_hint}'
     arguments = members[arguments_key]
     if not isinstance(arguments, dict):
-        kind = _JSON_TYPES.get(cast("type[object]", type(arguments)), "null")
-        return f'"{arguments_key}" of the tool call must be a JSON object, not {kind}. {format_hint}'
+        return f'"{arguments_key}" of the tool call must be a JSON object. {format_hint}'
     return make_call(members.get("name"), cast("dict[str, Any]", arguments), format_hint)
 
 
@@ -166,20 +157,30 @@ class _BlockParser(ABC):
     stray_tags: Sequence[str]
     """Tags that show an attempt at a call where there is no block."""
     stray_complaint: str
+    inner_closings: Sequence[str] = ()
+    """Tags that close a part of a block: outside of blocks they show that one was cut at an example inside it."""
 
     def parse(self, text: str, tools: Tools) -> ParsedText:
-        found, position = CallCollector(), 0
-        while (start := text.find(self.opening, position)) >= 0:
-            found.text_parts.append(text[position:start])
-            block, position = self.read_block(text, start + len(self.opening), tools)
-            items = [block] if isinstance(block, ParsedCall | str) else block
-            if not all(found.collect(item) for item in items):
-                return found.parsed_text()
-        rest = text[position:]
-        if not found.calls and not found.parse_errors and any(tag in rest for tag in self.stray_tags):
-            found.collect(self.stray_complaint)
-        found.text_parts.append(rest)
+        found, position, start = CallCollector(), 0, 0
+        while start >= 0:
+            start = text.find(self.opening, position)
+            outside = text[position : start if start >= 0 else len(text)]
+            found.text_parts.append(outside)
+            if (found.calls or (start < 0 and not found.parse_errors)) and self._has_stray_tag(outside, found):
+                found.calls.clear()  # they are examples inside an argument, or cut at one
+                found.collect(self.stray_complaint)
+                break
+            if start >= 0:
+                block, position = self.read_block(text, start + len(self.opening), tools)
+                items = [block] if isinstance(block, ParsedCall | str) else block
+                if not all(found.collect(item) for item in items):
+                    break
         return found.parsed_text()
+
+    def _has_stray_tag(self, outside: str, found: CallCollector) -> bool:
+        """Whether a tag belongs to no block; a small model's second ``</tool_call>`` after a right call is harmless."""
+        tags = self.inner_closings if found.calls and not found.parse_errors else self.stray_tags
+        return any(tag in outside for tag in tags)
 
     @abstractmethod
     def read_block(
@@ -191,57 +192,33 @@ class _BlockParser(ABC):
         return length_before_tag(text, start, self.opening)
 
 
-class HermesParser(_BlockParser):
-    """Hermes, Qwen2.5 and Qwen3: one object between tags for each call.
+class JsonBlockParser(_BlockParser):
+    """The formats whose blocks are one JSON value: a call, or a list of them."""
 
-    ``<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>``
-    """
+    def __init__(self, name: str, opening: str, closing: str, hint: str, *, has_list: bool) -> None:
+        self.name, self.opening, self._closing, self._hint = name, opening, closing, hint
+        self._has_list = has_list
+        self.stray_tags = (closing,)
+        self.stray_complaint = f"{closing} without {opening}. {hint}"
 
-    name = "hermes"
-    opening = _HERMES_OPEN
-    stray_tags = (_HERMES_CLOSE,)
-    stray_complaint = f"{_HERMES_CLOSE} without {_HERMES_OPEN}. {_HERMES_HINT}"
-
-    def read_block(self, text: str, start: int, tools: Tools) -> tuple[ParsedCall | str, int]:
+    def read_block(self, text: str, start: int, tools: Tools) -> tuple[Iterable[ParsedCall | str], int]:
         try:
             value, end = read_json(text, start)
         except ValueError as error:
-            complaint, closing = f"The tool call is not valid JSON ({error}).", start
+            complaint, end = f"The block is not valid JSON ({error}).", start
         else:
-            closing = skip_blanks(text, end)
-            if text.startswith(_HERMES_CLOSE, closing):
-                return parse_call(value, _HERMES_HINT), closing + len(_HERMES_CLOSE)
-            if closing == len(text):
-                return f"The tool call was not closed with {_HERMES_CLOSE}. {_HERMES_HINT}", closing
-            complaint = f"There is more than one JSON object between {_HERMES_OPEN} and {_HERMES_CLOSE}."
-        return f"{complaint} {_HERMES_HINT}", next_block(text, closing, _HERMES_OPEN, _HERMES_CLOSE)
+            end = skip_blanks(text, end)
+            if text.startswith(self._closing, end):
+                return self._read_calls(value), end + len(self._closing)
+            complaint = f"The block has more than one JSON value, or was not closed with {self._closing}."
+        return [f"{complaint} {self._hint}"], next_block(text, end, self.opening, self._closing)
 
-
-class NemotronParser(_BlockParser):
-    """Nemotron Nano 2 and Llama-Nemotron: one list of calls between tags.
-
-    ``<TOOLCALL>[{"name": "bash", "arguments": {"command": "ls"}}]</TOOLCALL>``
-    """
-
-    name = "nemotron"
-    opening = _NEMOTRON_OPEN
-    stray_tags = (_NEMOTRON_CLOSE,)
-    stray_complaint = f"{_NEMOTRON_CLOSE} without {_NEMOTRON_OPEN}. {_NEMOTRON_HINT}"
-
-    def read_block(self, text: str, start: int, tools: Tools) -> tuple[str | Iterable[ParsedCall | str], int]:
-        try:
-            value, end = read_json(text, start)
-        except ValueError as error:
-            complaint, closing = f"The tool calls are not valid JSON ({error}).", start
-        else:
-            closing = skip_blanks(text, end)
-            if text.startswith(_NEMOTRON_CLOSE, closing):
-                position = closing + len(_NEMOTRON_CLOSE)
-                if not isinstance(value, list) or not value:
-                    return f"The tool calls are not a JSON list of objects. {_NEMOTRON_HINT}", position
-                return (parse_call(entry, _NEMOTRON_HINT) for entry in cast("list[Any]", value)), position
-            complaint = f"The tool calls were not closed with {_NEMOTRON_CLOSE}."
-        return f"{complaint} {_NEMOTRON_HINT}", next_block(text, closing, _NEMOTRON_OPEN, _NEMOTRON_CLOSE)
+    def _read_calls(self, value: Any) -> Iterable[ParsedCall | str]:
+        if not self._has_list:
+            return [parse_call(value, self._hint)]
+        if not isinstance(value, list) or not value:
+            return [f"The tool calls are not a JSON list of objects. {self._hint}"]
+        return (parse_call(entry, self._hint) for entry in cast("list[Any]", value))
 
 
 class LlamaParser:
@@ -302,37 +279,40 @@ class Qwen3CoderParser(_BlockParser):
         </tool_call>
 
     Values carry no type, so they are read by the tool's schema: a string verbatim, anything else as JSON where it is
-    JSON. They cannot be escaped either: a value ends at the first closing tag after which the call continues properly.
+    JSON. They cannot be escaped either: a value ends at the first closing tag that closes no tag of the value itself
+    and after which the call continues properly.
     """
 
     name = "qwen3_coder"
     opening = _HERMES_OPEN
-    stray_tags = (_HERMES_CLOSE, _FUNCTION, _FUNCTION_END)
-    stray_complaint = f"A tool call begins with {_HERMES_OPEN}. {_CODER_HINT}"
+    stray_tags = (_HERMES_CLOSE, _FUNCTION, _FUNCTION_END, _PARAMETER_END)
+    stray_complaint = f"Tags lie outside of a tool call, which begins with {_HERMES_OPEN}. {_CODER_HINT}"
+    inner_closings = (_PARAMETER_END, _FUNCTION_END)
 
     def read_block(self, text: str, start: int, tools: Tools) -> tuple[ParsedCall | str, int]:
         def refuse(complaint: str, position: int) -> tuple[str, int]:
-            return f"{complaint} {_CODER_HINT}", next_block(text, position, _HERMES_OPEN, _HERMES_CLOSE)
+            tag = _ANY_TAG.search(text, position)
+            if tag is None or f"</{tag['closed']}>" not in self.inner_closings:  # that would be a stray one
+                position = next_block(text, position, _HERMES_OPEN, _HERMES_CLOSE)
+            return f"{complaint} {_CODER_HINT}", position
 
         begin = skip_blanks(text, start)
         name_end = _TAG_NAME.match(text, begin + len(_FUNCTION)) if text.startswith(_FUNCTION, begin) else None
         if name_end is None:
             return refuse("The tool call does not begin with <function=NAME>.", begin)
         name = name_end.group()[:-1].strip()
-        types = _parameter_types(name, tools)
-        block_end = _BLOCK_END.search(text, name_end.end())
-        limit = block_end.end() if block_end else len(text)  # a value that is not closed must not swallow the next call
+        schema = _arguments_schema(name, tools)
         arguments: dict[str, Any] = {}
         position = skip_blanks(text, name_end.end())
         while text.startswith(_PARAMETER, position):
             key_end = _TAG_NAME.match(text, position + len(_PARAMETER))
-            value_end = _VALUE_END.search(text, key_end.end(), limit) if key_end else None
+            value_end, resumed = _find_value_end(text, key_end.end() if key_end else position)
             if key_end is None or value_end is None:
-                return refuse("A parameter of the tool call is not closed with </parameter>.", position)
+                return f"A parameter of the tool call is not closed with {_PARAMETER_END}. {_CODER_HINT}", resumed
             key = key_end.group()[:-1].strip()
             if key in arguments:
-                return refuse(f"The tool call gives the parameter '{key[:40]}' twice.", position)
-            arguments[key] = _parse_value(text[key_end.end() : value_end.start()], types.get(key))
+                return refuse(f"The tool call gives the parameter '{key[:40]}' twice.", value_end.end())
+            arguments[key] = _parse_value(text[key_end.end() : value_end.start()], key, schema)
             position = value_end.end()
         if not text.startswith(_FUNCTION_END, position):
             return refuse(f"The tool call was not closed with {_FUNCTION_END}.", position)
@@ -342,39 +322,53 @@ class Qwen3CoderParser(_BlockParser):
         return make_call(name, arguments, _CODER_HINT), closing + len(_HERMES_CLOSE)
 
 
-def _parameter_types(name: str, tools: Tools) -> Mapping[str, frozenset[str]]:
-    """Return the types that each parameter of a tool may have; empty for one whose schema names none."""
-    for tool in tools:
-        function = as_mapping(tool.get("function", tool))
-        if function.get("name") == name:
-            properties = as_mapping(as_mapping(function.get("parameters")).get("properties"))
-            return {key: frozenset(_schema_types(as_mapping(schema))) for key, schema in properties.items()}
-    return {}
+def _find_value_end(text: str, start: int) -> tuple[re.Match[str] | None, int]:
+    """Return the closing tag of the value that begins at ``start``, and where the text continues.
+
+    A closing tag in an example of a call belongs to the last opening tag of its kind that is still open. Opening tags
+    between the two are only mentioned. A value that is not closed (``None``) ends where its block is followed by
+    another one, or with the text: a call further on may be an example in it.
+    """
+    examples: list[str] = []
+    resumed = len(text)
+    for tag in _ANY_TAG.finditer(text, start):
+        kind = tag["opened"] or tag["closed"]
+        if tag["opened"]:
+            examples.append(kind)
+        elif kind in examples:
+            while examples.pop() != kind:
+                pass
+        elif end := _VALUE_END.match(text, tag.start()):
+            return end, end.end()
+        elif end := _BROKEN_BLOCK_END.match(text, tag.start()):
+            resumed = min(resumed, end.end())
+        if len(examples) > _MAX_OPEN_TAGS:
+            break
+    return None, resumed
 
 
-def _schema_types(schema: Mapping[str, Any]) -> list[str]:
-    declared = schema.get("type")
-    names: list[Any] = cast("list[Any]", declared) if isinstance(declared, list) else [declared]
-    found = [name for name in names if isinstance(name, str)]
-    for union in ("anyOf", "oneOf"):
-        for member in schema.get(union) or ():
-            found += _schema_types(as_mapping(member))
-    return found
+def _arguments_schema(name: str, tools: Tools) -> Mapping[str, Any]:
+    """Return the schema of a tool's arguments, an object; empty for a tool that is not known."""
+    functions = [as_mapping(tool.get("function", tool)) for tool in tools]
+    return as_mapping(next((one.get("parameters") for one in functions if one.get("name") == name), None))
 
 
-def _parse_value(written: str, types: frozenset[str] | None) -> Any:
+def _parse_value(written: str, key: str, arguments: Mapping[str, Any]) -> Any:
     """Read a value. The newline after its opening tag and the one before its closing tag belong to the tags."""
     text = written.removeprefix("\n").removesuffix("\n")
-    if types is None or "string" in types:  # the agent loop reports a parameter that the tool does not have
+    schema = as_mapping(arguments.get("properties")).get(key)
+    if schema is None:  # the agent loop reports a parameter that the tool does not have
         return text
     word = text.strip()
-    if word in _LITERALS:
-        return _LITERALS[word]
-    try:
-        value, end = read_json(word, 0)
-    except ValueError:
-        return text
-    return value if end == len(word) else text
+    value = _LITERALS.get(word, text)
+    with suppress(ValueError):
+        decoded, end = read_json(word, 0)
+        value = decoded if end == len(word) else value
+    if word == "null" and accepts(None, schema, arguments):
+        return None
+    # Text where the schema takes text, unless it takes anything.
+    is_text = accepts(text, schema, arguments) and not accepts(UNTYPED, schema, arguments)
+    return value if not is_text and accepts(value, schema, arguments) else text
 
 
 class ResponseTemplateParser:
@@ -418,22 +412,24 @@ def _message_text(message: Mapping[str, Any]) -> str:
 
 
 def _parse_entry(entry: object) -> ParsedCall | str:
-    if not isinstance(entry, Mapping):
-        return f"The tool call is not an object. {_DECLARED_HINT}"
-    members = cast("Mapping[str, Any]", entry)
-    function = members.get("function", members)
+    function = as_mapping(entry).get("function", entry)
     if not isinstance(function, Mapping):
         return parse_call(function, _DECLARED_HINT)
-    named = cast("Mapping[str, Any]", function)
-    arguments = named.get("arguments")
-    if not isinstance(arguments, Mapping):
-        return parse_call(dict(named), _DECLARED_HINT)
-    return make_call(named.get("name"), dict(cast("Mapping[str, Any]", arguments)), _DECLARED_HINT)
+    members = dict(cast("Mapping[str, Any]", function))
+    if isinstance(members.get("arguments"), Mapping):
+        members["arguments"] = dict(members["arguments"])
+    return parse_call(members, _DECLARED_HINT)
 
 
 def known_parsers(parse_response: ParseResponse | None = None) -> dict[str, ToolParser]:
     """Return every parser by its name, in the order in which ``auto`` tries them."""
-    known: list[ToolParser] = [HermesParser(), Qwen3CoderParser(), NemotronParser(), LlamaParser()]
+    # Hermes, Qwen2.5 and Qwen3.
+    hint = 'Write <tool_call>{"name": NAME, "arguments": {...}}</tool_call> with valid JSON.'
+    hermes = JsonBlockParser("hermes", _HERMES_OPEN, _HERMES_CLOSE, hint, has_list=False)
+    # Nemotron Nano 2 and Llama-Nemotron.
+    hint = 'Write <TOOLCALL>[{"name": NAME, "arguments": {...}}]</TOOLCALL> with valid JSON.'
+    nemotron = JsonBlockParser("nemotron", "<TOOLCALL>", "</TOOLCALL>", hint, has_list=True)
+    known: list[ToolParser] = [hermes, Qwen3CoderParser(), nemotron, LlamaParser()]
     if parse_response is not None:
         known.insert(0, ResponseTemplateParser(parse_response))
     return {parser.name: parser for parser in known}

@@ -16,7 +16,10 @@ Make = Callable[[str | None], dict[str, Any]]
 
 @dataclass
 class FakeServer:
-    """``mode``: ok, hang, cut, drop, garbage, huge, half, or an HTTP status. ``mutate`` breaks a right answer."""
+    """``mode``: ok, hang, cut, open, undone, lost, drop, garbage, huge, half, or an HTTP status.
+
+    ``mutate`` breaks a right answer.
+    """
 
     mode: str | int = "ok"
     ids: list[int] = field(default_factory=lambda: [10, 11, 2])
@@ -103,7 +106,13 @@ class FakeServer:
             await self._hold(key)
         for event in events:
             await self._send(response, event)
-        await response.write(b"data: [DONE]\n\n")
+        if self.mode == "lost":
+            request.transport.close()
+            return response
+        if self.mode != "undone":
+            await response.write(b"data: [DONE]\n\n")
+        if self.mode in ("open", "undone"):
+            await self._hold(key)
         return response
 
     async def _send(self, response: web.StreamResponse, event: dict[str, Any]):

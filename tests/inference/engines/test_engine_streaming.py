@@ -1,5 +1,7 @@
 """Streams of engines: what they report, and what becomes of those that break."""
 
+import asyncio
+
 import pytest
 from engine_cases import BASIC, CASES
 from fake_vllm import FakeVllm
@@ -7,6 +9,7 @@ from fake_vllm import FakeVllm
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.engines.vllm import VllmEngine, VllmOptions
+from prorl_gym.inference.protocol import ContextExceeded
 from prorl_gym.testing.inference.engine_conformance import STOP_ID, request
 
 
@@ -41,10 +44,34 @@ async def test_a_stream_that_takes_too_long_is_an_abort_with_what_was_reported(c
     assert (result.finish_reason, result.token_ids) == ("abort", [10])
 
 
+@pytest.mark.parametrize("mode", ["open", "undone", "lost"])
+async def test_a_stream_is_whole_before_its_connection_ends(case, mode):
+    """It ends with ``[DONE]``, or with a finish reason and the usage; what the connection does then is no matter."""
+    case.server.mode = mode
+    case.reopen(request_seconds=30)
+    async with asyncio.timeout(5):
+        result = await case.engine.generate(request(on_tokens=lambda ids: None))
+    assert (result.finish_reason, result.token_ids) == ("stop", [10, 11, 12, STOP_ID])
+    assert result.cached_tokens == 1
+
+
+async def test_a_stream_that_breaks_after_its_finish_reason_is_no_abort(case):
+    whole, case.server.mode = case.server.events, "lost"
+    case.server.events = lambda answer: [event for event in whole(answer) if event.get("choices") != []]
+    assert (await case.engine.generate(request(on_tokens=lambda ids: None))).finish_reason == "stop"
+
+
+async def test_streams_that_end_leave_their_connection_to_the_next_call(case):
+    for _ in range(5):
+        await case.engine.generate(request(on_tokens=lambda ids: None))
+    assert len(case.server.connections) == 1
+
+
 async def test_a_fault_after_the_first_token_keeps_that_token(case):
-    case.server.ids = [10, 100, STOP_ID]  # outside of the vocabulary
-    result = await case.engine.generate(request(on_tokens=lambda ids: None))
-    assert (result.finish_reason, result.token_ids) == ("abort", [10])
+    for ids in ([10, 100, STOP_ID], [10, 100]):  # outside of the vocabulary, in the middle and at the end
+        case.server.ids = ids
+        result = await case.engine.generate(request(on_tokens=lambda ids: None))
+        assert (result.finish_reason, result.token_ids) == ("abort", [10])
 
 
 async def test_an_error_event_before_any_token_is_the_engines_failure(case):
@@ -52,6 +79,15 @@ async def test_an_error_event_before_any_token_is_the_engines_failure(case):
     with pytest.raises(EngineError, match="CUDA error") as caught:
         await case.engine.generate(request(on_tokens=lambda ids: None))
     assert caught.value.kind is FailureKind.ENGINE_UNREACHABLE
+
+
+async def test_a_prompt_that_does_not_fit_is_a_limit_in_a_stream_too(case):
+    """SGLang's ``/generate`` streams its refusals with status 200, as events without a code."""
+    words = "The input (70 tokens) is longer than the model's context length (64 tokens)."
+    case.server.events = lambda answer: [{"error": {"message": words}}]
+    with pytest.raises(ContextExceeded) as caught:
+        await case.engine.generate(request(on_tokens=lambda ids: None))
+    assert caught.value.max_model_len == 64
 
 
 async def test_a_server_that_ignores_the_wish_is_read_as_ever(case):

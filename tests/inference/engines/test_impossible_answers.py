@@ -28,17 +28,23 @@ class Wire:
     case: str
     finish: Callable[[str], Mutate]
     first_logprob: Callable[[float], Mutate]
+    logprobs: Callable[[list[int], float], Mutate]
+    """The same log-prob for each of these ids."""
     prompt: Callable[[object], Mutate]
 
-    async def answer(self, ids: list[int], mutate: Mutate | None = None, models: object = None) -> GenerationResult:
+    async def answer(
+        self, ids: list[int], mutate: Mutate | None = None, models: object = None, **settings: Any
+    ) -> GenerationResult:
         async with CASES[self.case]() as case:
             case.reopen(control_ids=frozenset({CONTROL}))
             case.server.ids, case.server.mutate, case.server.models = ids, mutate, models
-            return await case.engine.generate(request())
+            return await case.engine.generate(request(**settings))
 
-    async def refusal(self, ids: list[int], mutate: Mutate | None = None, models: object = None) -> EngineError:
+    async def refusal(
+        self, ids: list[int], mutate: Mutate | None = None, models: object = None, **settings: Any
+    ) -> EngineError:
         with pytest.raises(EngineError) as caught:
-            await self.answer(ids, mutate, models)
+            await self.answer(ids, mutate, models, **settings)
         assert caught.value.kind is FailureKind.ENGINE_CONTRACT
         return caught.value
 
@@ -48,18 +54,21 @@ WIRES = {
         "vllm-0.32",
         within(*OPENAI_CHOICE, "finish_reason"),
         within(*OPENAI_CHOICE, "logprobs", "token_logprobs", 0),
+        lambda ids, value: within(*OPENAI_CHOICE, "logprobs", "token_logprobs")([value] * len(ids)),
         within(*OPENAI_CHOICE, "prompt_token_ids"),
     ),
     "sglang": Wire(
         "sglang",
         lambda reason: within("meta_info", "finish_reason")({"type": reason}),
         within("meta_info", "output_token_logprobs", 0, 0),
+        lambda ids, value: within("meta_info", "output_token_logprobs")([[value, one, None] for one in ids]),
         within("prompt_token_ids"),
     ),
     "chat_prefix": Wire(
         "chat_prefix",
         within(*OPENAI_CHOICE, "finish_reason"),
         within(*MESSAGE, "generation_log_probs", 0),
+        lambda ids, value: within(*MESSAGE, "generation_log_probs")([value] * len(ids)),
         within(*MESSAGE, "prompt_token_ids"),
     ),
 }
@@ -90,6 +99,10 @@ IMPOSSIBLE: dict[str, tuple[list[int], Callable[[Wire], Mutate | None], str]] = 
     "no prompt": ([10, STOP_ID], lambda wire: wire.prompt(None), "does not return the prompt ids that the model got"),
     "-inf in float32": ([10, STOP_ID], lambda wire: wire.first_logprob(-3.5e38), "as a log-prob"),
     "nearly -inf": ([10, STOP_ID], lambda wire: wire.first_logprob(-1e308), "as a log-prob"),
+    "lowest float32": ([10, STOP_ID], lambda wire: wire.first_logprob(-3.4e38), "as a log-prob"),
+    "a mask": ([10, STOP_ID], lambda wire: wire.first_logprob(-1e9), "as a log-prob"),
+    "vLLM's -inf": ([10, STOP_ID], lambda wire: wire.first_logprob(-9999.0), "returned -9999.0 as a log-prob"),
+    "positive": ([10, STOP_ID], lambda wire: wire.first_logprob(0.5), "a positive log-prob"),
 }
 
 
@@ -101,8 +114,26 @@ async def test_what_no_engine_can_have_sampled(wire: Wire, case: str) -> None:
 
 
 @of_every_dialect
-async def test_the_lowest_log_prob_of_float32_is_one(wire: Wire) -> None:
-    assert (await wire.answer([10, STOP_ID], wire.first_logprob(-3.4e38))).logprobs[0] == -3.4e38
+async def test_an_unlikely_token_is_possible(wire: Wire) -> None:
+    """float32 has probabilities down to e**-104; raw log-probs are lower by the temperature."""
+    assert (await wire.answer([10, STOP_ID], wire.first_logprob(-999.0))).logprobs[0] == -999.0
+
+
+@of_every_dialect
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-9])
+async def test_log_probs_that_are_all_zero_were_not_computed(wire: Wire, value: float) -> None:
+    ids = [*range(10, 42), STOP_ID]
+    error = await wire.refusal(ids, wire.logprobs(ids, value), max_tokens=64, temperature=1.0)
+    assert "for each of 33 tokens" in error.what
+    few = [10, 11, STOP_ID]
+    assert (await wire.answer(few, wire.logprobs(few, value), temperature=1.0)).token_ids == few
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 1}])
+async def test_tokens_without_an_alternative_are_certain(name: str, settings: dict[str, Any]) -> None:
+    ids = [*range(10, 42), STOP_ID]
+    assert (await WIRES[name].answer(ids, WIRES[name].logprobs(ids, 0.0), max_tokens=64, **settings)).token_ids == ids
 
 
 @of_every_dialect

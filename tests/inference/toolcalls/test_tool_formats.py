@@ -1,9 +1,10 @@
 import json
+import re
 import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from token_codecs import ALL, BOUNDED, TOOLS, WITHOUT_THOUGHTS, codec
 
@@ -14,28 +15,13 @@ from prorl_gym.inference.tokens.tokenizer import SMALL_DIRECTORY, load_tokenizer
 from prorl_gym.inference.toolcalls.formats import MAX_CHARACTERS, ResponseTemplateParser, known_parsers
 from prorl_gym.inference.toolcalls.turn_parsing import MAX_CALLS, ParsedCall, parse_turn
 
-CORPUS = [json.loads(line) for line in Path(__file__).with_name("broken_calls.jsonl").read_text().splitlines()]
+CORPUS, TYPED = (
+    [json.loads(line) for line in Path(__file__).with_name(name).read_text().splitlines()]
+    for name in ("broken_calls.jsonl", "typed_values.jsonl")
+)
 KNOWN = known_parsers()
 
-BASH = [
-    {
-        "type": "function",
-        "function": {
-            "name": "bash",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "command": {"type": "string"},
-                    "seconds": {"type": "integer"},
-                    "share": {"type": ["number", "null"]},
-                    "quiet": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
-                    "files": {"type": "array"},
-                    "anything": {},
-                },
-            },
-        },
-    }
-]
+BASH = [json.loads(Path(__file__).with_name("bash_tool.json").read_text())]
 
 RIGHT = {
     "hermes": '<tool_call>\n{"arguments": {"command": "ls"}, "name": "bash"}\n</tool_call>',
@@ -126,37 +112,37 @@ def test_blanks_between_thoughts_and_speech_stay():
     assert parse_turn(KNOWN["hermes"], "<think>\na\n</think>\n\nb ", ()).text == "<think>\na\n</think>\n\nb"
 
 
-@pytest.mark.parametrize(
-    ("key", "written", "value"),
-    [
-        ("command", "5", "5"),
-        ("command", "true", "true"),
-        ("command", '  {"a": 1}', '  {"a": 1}'),
-        ("command", "a\n\n", "a\n\n"),
-        ("command", "<b> & </i>", "<b> & </i>"),
-        ("command", "", ""),
-        ("command", "echo '</parameter>' x", "echo '</parameter>' x"),
-        ("seconds", "5", 5),
-        ("seconds", " -5 ", -5),
-        ("seconds", "five", "five"),
-        ("seconds", "1" * 5000, "1" * 5000),
-        ("share", "0.5", 0.5),
-        ("share", "null", None),
-        ("share", "None", None),
-        ("share", "NaN", "NaN"),
-        ("quiet", "True", True),
-        ("quiet", "false", False),
-        ("files", '["a", "b"]', ["a", "b"]),
-        ("files", "a, b", "a, b"),
-        ("files", '["a"] x', '["a"] x'),
-        ("files", "[" * 5000, "[" * 5000),
-        ("anything", "{}", {}),
-        ("anything", "word", "word"),
-        ("unknown", "7", "7"),
-    ],
-)
-def test_values_are_read_by_the_schema(key, written, value):
-    assert arguments("qwen3_coder", xml(**{key: written})) == {key: value}
+@pytest.mark.parametrize("row", TYPED, ids=lambda row: f"{row['key']}: {row['written'][:30]!r}")
+def test_values_are_read_by_the_schema(row):
+    assert arguments("qwen3_coder", xml(**{row["key"]: row["written"]})) == {row["key"]: row["value"]}
+
+
+@pytest.mark.parametrize(("key", "written"), [("seconds", "1" * 5000), ("files", "[" * 5000)])
+def test_values_that_no_json_parser_takes_are_text(key, written):
+    assert arguments("qwen3_coder", xml(**{key: written})) == {key: written}
+
+
+EXAMPLES = st.lists(
+    st.one_of(
+        st.text(max_size=4),
+        st.sampled_from([*RIGHT.values(), xml(command="ls", seconds=1), xml(), "<function=bash>\n", "<parameter=x>"]),
+        st.sampled_from(
+            ["<tool_call>", "</parameter>", "</function>", "</tool_call>", "\n", "E\n", xml(), "it</parameter>"]
+        ),
+    ),
+    max_size=9,
+).map("".join)
+
+
+@settings(BOUNDED, max_examples=1000)
+@given(value=EXAMPLES)
+def test_an_argument_with_examples_of_calls_is_whole_or_a_complaint(value):
+    """Where it closes its call and opens another by itself, or gives another parameter, no reader could know."""
+    assume(not re.search(r"</parameter>\s*<parameter=", value))
+    parsed = KNOWN["qwen3_coder"].parse(xml(command=value, seconds=5), BASH)
+    whole = [{"command": value, "seconds": 5}]
+    assert [json.loads(call.arguments) for call in parsed.calls] == (whole if parsed.calls else [])
+    assert bool(parsed.calls) != bool(parsed.parse_errors)
 
 
 def test_values_without_a_schema_are_text():

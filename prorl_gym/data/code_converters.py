@@ -1,8 +1,8 @@
 """Converters of programming tasks: the ``code`` and the ``swe`` environment.
 
 ``code``: Eurus-2-RL, DeepCoder and LiveCodeBench. All tests are kept, and none is trusted: what looks like a pickle is
-only searched for the one text in it, never loaded. A function's tests whose expected results all are lists of one
-element are taken for wrapped results, as these data sets have them.
+only searched for the one text in it, never loaded. An expected list of one element is right wrapped or not, test by
+test, as PRIME's grader takes it, unless results are texts in JSON. LiveCodeBench's rows have its own runner's rules.
 
 ``swe``: rows of the collections are kept as published, without the columns that a rollout does not need.
 """
@@ -88,7 +88,7 @@ def _livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
         starter=row.get("starter_code"),
         compare="lines",
     )
-    return made | {"time_limit": LIVECODEBENCH_SECONDS}
+    return made | {"time_limit": LIVECODEBENCH_SECONDS, "runner": "livecodebench"}
 
 
 def _row(
@@ -131,17 +131,12 @@ def _lines(text: Any) -> str:
 
 
 def _functions(cases: Sequence[tuple[Any, Any]], function: str, code: str) -> dict[str, Any]:
-    results = [_json(wanted) for _, wanted in cases]
-    if all(isinstance(result, list) and len(cast(list[Any], result)) == 1 for result in results) and not any(
-        isinstance(wanted, str) for _, wanted in cases
-    ):
-        results = [result[0] for result in results]
+    wrapped = any(isinstance(wanted, list) and len(cast(list[Any], wanted)) == 1 for _, wanted in cases)
     return {
         "kind": "function",
         "entry": f"Solution.{function}" if "class Solution" in code else function,
-        "cases": [
-            {"args": _arguments(given), "expected": result} for (given, _), result in zip(cases, results, strict=True)
-        ],
+        "cases": [{"args": _arguments(given), "expected": _json(wanted)} for given, wanted in cases],
+        **({"unwrap": True} if wrapped else {}),
     }
 
 

@@ -70,15 +70,16 @@ def test_eurus_programs():
 
 
 @pytest.mark.parametrize(
-    ("outputs", "expected"),
-    [([[3], [5]], [3, 5]), ([3, 5], [3, 5]), ([[3], [5, 6]], [[3], [5, 6]]), ([[[3]], [[5]]], [[3], [5]])],
+    ("outputs", "unwrap"),
+    [([[3], [5]], True), ([3, 5], False), ([[3], 5], True), ([[3, 4], [5, 6]], False), ([[[3]], [[5]]], True)],
 )
-def test_eurus_functions(outputs: list[Any], expected: list[Any]):
+def test_eurus_functions(outputs: list[Any], unwrap: bool):
     made = converted(eurus({"fn_name": "add", "inputs": [[1, 2], [2, 3]], "outputs": outputs}))
     assert made["tests"] == {
         "kind": "function",
         "entry": "add",
-        "cases": [{"args": [1, 2], "expected": expected[0]}, {"args": [2, 3], "expected": expected[1]}],
+        "cases": [{"args": [1, 2], "expected": outputs[0]}, {"args": [2, 3], "expected": outputs[1]}],
+        **({"unwrap": True} if unwrap else {}),
     }
 
 
@@ -117,7 +118,8 @@ def test_deepcoder_programs(tests: Any):
 )
 def test_deepcoder_functions(row: dict[str, Any], entry: str):
     made = converted({"problem": "Double it.", **row, "tests": json.dumps(row["tests"])})
-    assert made["tests"] == {"kind": "function", "entry": entry, "cases": [{"args": [4], "expected": 8}]}
+    assert made["tests"].pop("cases") in ([{"args": [4], "expected": 8}], [{"args": [4], "expected": [8]}])
+    assert made["tests"] == {"kind": "function", "entry": entry} | ({"unwrap": True} if entry == "f" else {})
 
 
 CASES = [{"input": "5\n", "output": "25\n", "testtype": "stdin"}]
@@ -134,7 +136,7 @@ CASES = [{"input": "5\n", "output": "25\n", "testtype": "stdin"}]
 def test_livecodebench_programs(private: str):
     made = converted(livecodebench([{"input": "4\n", "output": "16\n", "testtype": "stdin"}], private))
     assert made["id"] == "abc301_a"
-    assert made["tests"]["compare"] == "lines"
+    assert made["runner"] == "livecodebench"
     assert [case["stdout"] for case in made["tests"]["cases"]] == ["16\n", "25\n"]
 
 
@@ -167,7 +169,7 @@ def test_livecodebench_functions():
     tests = [{"input": '[1, 2]\n"a"', "output": "[2]", "testtype": "functional"}]
     starter = "class Solution:\n    def go(self, x: List[int], s: str) -> List[int]:\n        "
     made = converted(livecodebench(tests, "[]", starter_code=starter, metadata='{"func_name": "go"}'))
-    assert made["starter_code"] == starter
+    assert (made["starter_code"], made["runner"]) == (starter, "livecodebench")
     assert made["tests"] == {
         "kind": "function",
         "entry": "Solution.go",

@@ -54,18 +54,13 @@ def from_list(node: Any) -> Any:
 
 def to_tree(values: Any) -> Any:
     """Make a binary tree of an array in level order, in which missing children are null."""
-    rest = iter(values)
-    root = new_tree_node(next(rest, None))
+    nodes = (None if value is None else TreeNode(value) for value in values)
+    root = next(nodes, None)
     level = [root] if root else []
     for parent in level:  # grows while we go
-        parent.left = new_tree_node(next(rest, None))
-        parent.right = new_tree_node(next(rest, None))
+        parent.left, parent.right = next(nodes, None), next(nodes, None)
         level += [child for child in (parent.left, parent.right) if child]
     return root
-
-
-def new_tree_node(value: Any) -> Any:
-    return None if value is None else TreeNode(value)
 
 
 def from_tree(root: Any) -> Any:
@@ -89,12 +84,18 @@ def identity(value: Any) -> Any:
     return value
 
 
+def as_number(value: Any) -> Any:
+    """Return a number of another type, as ``Fraction(4, 2)``, as an int or float, which may not be equal to it."""
+    return int(value.real) if int(value.real) == value else float(value.real)
+
+
 ARGUMENT_DECODERS = {"value": identity, "linked list": to_list, "tree": to_tree}
 RESULT_ENCODERS = {"value": identity, "linked list": from_list, "tree": from_tree}
 
 
 def main() -> None:
-    """Serve the one request on standard input."""
+    """Serve the one request on standard input. Arguments: the row's runner, imports that precede the program."""
+    livecodebench, prelude = sys.argv.pop(1) == "livecodebench", sys.argv.pop(1)
     request: Any = json.loads(sys.stdin.buffer.read())
     os.set_inheritable(RESULT, False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -102,18 +103,31 @@ def main() -> None:
     args = list(request["args"])
     for index, shape in enumerate(request["args_as"][: len(args)]):
         args[index] = ARGUMENT_DECODERS[shape](args[index])
-    with open(request["program"], encoding="utf-8") as file:
-        code = compile(file.read(), "solution.py", "exec")
-    scope: Any = {"__name__": "solution", "__file__": request["program"], "ListNode": ListNode, "TreeNode": TreeNode}
-    exec(code, scope)
-    owner, _, method = request["entry"].partition(".")
-    function = getattr(scope[owner](), method) if method else scope[owner]
+    # A module like any other: dataclasses, pickle and multiprocessing look it up by its name.
+    module = sys.modules["solution"] = type(sys)("solution")
+    scope = module.__dict__
+    scope.update(__file__=request["program"], ListNode=ListNode, TreeNode=TreeNode)
+    sys.path.append(os.path.dirname(request["program"]))
+    exec(prelude, scope)
+    with open(request["program"], "rb") as file:
+        source = file.read()
+    exec(compile(source, request["program"], "exec", dont_inherit=True), scope)
+    owner, _, method = request["entry"].rpartition(".")
+    if livecodebench:
+        owner = "Solution" if b"class Solution" in source else ""
+    function = getattr(scope[owner]() if owner else module, method)
     result = function(*args)
     if request["result"] != "return":
         result = args[int(request["result"].split()[1])]
-    text = dumps(take(result)).encode("ascii")
-    while text:
-        text = text[write(RESULT, text) :]
+    result = take(result)
+    if livecodebench and issubclass(type(result), tuple):
+        result = list(result)
+    text = dumps(result, default=as_number if livecodebench else None)
+    if livecodebench and json.loads(text) != result:
+        raise TypeError("no JSON value is equal to the result: it holds a tuple, or a key that is no text")
+    data = text.encode("ascii")
+    while data:
+        data = data[write(RESULT, data) :]
     leave(0)  # without waiting for threads and exit handlers of the program
 
 

@@ -21,6 +21,12 @@ class StdioCase(StrictModel):
     stdin: str = ""
     stdout: str
 
+    @field_validator("stdin", "stdout")
+    @classmethod
+    def _has_bytes(cls, text: str) -> str:
+        text.encode()  # half of a surrogate pair has none: a ``ValueError``
+        return text
+
 
 class StdioTests(StrictModel):
     """Hidden tests of a whole program."""
@@ -52,6 +58,8 @@ class FunctionTests(StrictModel):
     args_as: tuple[Shape, ...] = ()
     """Shape of each argument; those that are not named are plain values."""
     result_as: Shape = "value"
+    unwrap: bool = False
+    """An expected list of one element also stands for the element: data sets that wrap results do not always."""
     cases: Annotated[tuple[FunctionCase, ...], Field(min_length=1)]
 
 
@@ -78,7 +86,11 @@ class CodeRow(TaskRow):
     time_limit: Annotated[float, Field(gt=0, le=600)] = 4.0
     """CPU seconds for one test, rounded up."""
     memory_limit: Annotated[int, Field(ge=64 << 20)] = 512 << 20
-    """Address space of the program in bytes, the interpreter's own included."""
+    """Bytes of memory that a process touches, the interpreter's own included."""
+    runner: Literal["plain", "livecodebench"] = "plain"
+    """``livecodebench``: Python begins with the imports and limits of LiveCodeBench's runner
+    (lcb_runner/evaluation/testing_util.py), and outputs and results are compared as there: lines without white space
+    around them, or else their words as decimals; results with ``==``. ``compare`` does not count."""
     language: Literal["python", "cpp"] = "python"
     """``cpp``: C++17; the grading image must have g++ as well as python3."""
     starter_code: str = ""

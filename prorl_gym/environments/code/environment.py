@@ -16,25 +16,17 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
+from decimal import Decimal
+from operator import eq, itemgetter
 from typing import Any, Literal, cast
 
 from prorl_gym.agents.protocol import Artifacts, Tool
 from prorl_gym.agents.tools import BashTool, FinishTool, PythonTool
 from prorl_gym.agents.tools.agent_sandbox import SandboxSource
+from prorl_gym.environments.code import program_runs
 from prorl_gym.environments.code.code_row import CodeRow, FunctionCase, FunctionTests, StdioCase, StdioTests
-from prorl_gym.environments.code.program_runs import (
-    EXTRA_OUTPUT_BYTES,
-    BatchRunner,
-    CompileError,
-    Launch,
-    ProgramResult,
-    binary_launch,
-    compile_cpp,
-    crash_reason,
-    function_call_input,
-    python_launch,
-    test_inputs,
-)
+from prorl_gym.environments.code.program_runs import BatchRunner, Launch, ProgramResult, crash_reason
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.simple import SimpleEnvironment
 from prorl_gym.errors import GraderError
@@ -68,9 +60,6 @@ _TIME_SHARES = (0.5, 0.35, 0.15)
 outputs. They are separate, so that a program cannot use up the others, and add up to 1, so that all together meet the
 deadline."""
 
-_THREAD_COMPARE_BYTES = 128 << 10
-"""Larger outputs are compared in a thread."""
-
 _TOLERANCE = 1e-6
 """Relative and absolute tolerance between numbers where the expected one is written with a point or an exponent."""
 
@@ -78,8 +67,6 @@ _DECIMAL = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?")
 _INTEGER = re.compile(r"[+-]?\d+")
 
 _Case = StdioCase | FunctionCase
-
-
 _CheckerVerdict = bool | Literal["failed", "late"]
 """A checker's answer, ``failed`` when it gave none, ``late`` when the time of this question or of all ran out."""
 
@@ -113,7 +100,7 @@ class CodeEnvironment(SimpleEnvironment[CodeRow]):
         try:
             program = find_program(answer, task.language)
         except NoProgramError as error:
-            return failed_score(str(error), 0, len(task.tests.cases))
+            return _unrun_score(task, error)
         artifacts.submission = GradedSubmission(kind="program", text=program)
         return await grade(task, program, leases, settings.eval_seconds * EVAL_SHARE)
 
@@ -144,17 +131,18 @@ class NoProgramError(ValueError):
 
 
 def find_program(answer: str, language: str = "python") -> str:
-    """Return the last fenced block of the language, or the whole answer when nothing in it is fenced.
+    """Return the last fenced block that is a program, or the whole answer when nothing in it is fenced.
 
+    A block without a language may be sample output, as may one without a parenthesis: others come before these.
     Raises ``NoProgramError``: empty, too long, or fenced as another language only.
     """
     if len(answer) > 4 * MAX_PROGRAM:
         raise NoProgramError(f"the answer is longer than {4 * MAX_PROGRAM} characters")
     blocks = list(_blocks(answer))
-    programs = [body for name, body in blocks if name in _FENCE_NAMES[language]]
+    programs = [((name != "", "(" in body), body) for name, body in blocks if name in _FENCE_NAMES[language]]
     if blocks and not programs:
         raise NoProgramError(f"no block of {_DISPLAY_NAMES[language]} in the answer")
-    program = programs[-1] if programs else answer
+    program = max(reversed(programs), key=itemgetter(0))[1] if programs else answer
     if not program.strip():
         raise NoProgramError("no program in the answer")
     if len(program.encode(errors="replace")) > MAX_PROGRAM:
@@ -188,15 +176,16 @@ async def grade(task: CodeRow, program: str, leases: Leases, seconds: float) -> 
     cases = task.tests.cases
     try:
         if task.language == "cpp":
-            launch = binary_launch(task, await compile_cpp(program, leases))
+            launch = program_runs.binary_launch(task, await program_runs.compile_cpp(program, leases))
         else:
-            launch = python_launch(task, program, function=isinstance(task.tests, FunctionTests))
-    except CompileError as error:
-        return failed_score(str(error), 0, len(cases))
+            launch = program_runs.python_launch(task, program, function=isinstance(task.tests, FunctionTests))
+    except program_runs.CompileError as error:
+        return _unrun_score(task, error)
     own, checks, controls = (seconds * share for share in (_TIME_SHARES if task.checker else (1.0, 0.0, 0.0)))
     checker = _Checker(task, BatchRunner(leases, checks), BatchRunner(leases, controls))
     verdicts: list[str | None] = []
-    runs = BatchRunner(leases, own).run_tests(launch, test_inputs(task.tests), stop_at_crash=not task.partial)
+    tests = program_runs.test_inputs(task.tests)
+    runs = BatchRunner(leases, own).run_tests(launch, tests, stop_at_crash=not task.partial)
     async with aclosing(runs):
         async for ends in runs:
             position = len(verdicts)
@@ -207,8 +196,7 @@ async def grade(task: CodeRow, program: str, leases: Leases, seconds: float) -> 
 
 
 def _score(task: CodeRow, verdicts: list[str | None]) -> Score:
-    total = len(task.tests.cases)
-    why = next((verdict for verdict in verdicts if verdict), None)
+    total, why = len(task.tests.cases), next((verdict for verdict in verdicts if verdict), None)
     # A line for each test that ran, failures first, without quoting any.
     numbered = list(enumerate(verdicts, 1))
     lines = [f"failed test {number}: {verdict}" for number, verdict in numbered if verdict]
@@ -218,28 +206,26 @@ def _score(task: CodeRow, verdicts: list[str | None]) -> Score:
     report = "\n".join(lines)
     if why is None:
         return Score(reward=1.0, detail={"passed": total, "tests": total}, report=report)
-    if not task.partial:
-        return failed_score(why, verdicts.index(why), total, report)
-    passed = verdicts.count(None)
-    return Score(reward=passed / total, detail={"why": why, "passed": passed, "tests": total}, report=report)
+    passed = verdicts.count(None) if task.partial else verdicts.index(why)
+    reward = passed / total if task.partial else 0.0
+    return Score(reward=reward, detail={"why": why, "passed": passed, "tests": total}, report=report)
 
 
-def failed_score(why: str, passed: int, total: int, report: str = "") -> Score:
-    """Return the score of a program that fails; ``passed`` counts the tests before the first failure."""
-    return Score(reward=0.0, detail={"why": why, "passed": passed, "tests": total}, report=report)
+def _unrun_score(task: CodeRow, error: Exception) -> Score:
+    return Score(reward=0.0, detail={"why": str(error), "passed": 0, "tests": len(task.tests.cases)})
 
 
+@dataclass(slots=True)
 class _Checker:
     """Runs the checker of a row: ``checks`` on outputs, ``controls`` on expected outputs, each in its own time.
 
     Outputs for which no time is left are wrong.
     """
 
-    def __init__(self, task: CodeRow, checks: BatchRunner, controls: BatchRunner) -> None:
-        self._task = task
-        self._checks = checks
-        self._controls = controls
-        self._has_answered = False
+    _task: CodeRow
+    _checks: BatchRunner
+    _controls: BatchRunner
+    _has_answered: bool = False
 
     async def check_outputs(self, questions: Sequence[list[Any]]) -> list[bool]:
         """Return for each (input, expected, output) whether the output is right.
@@ -263,10 +249,11 @@ class _Checker:
     async def _run(self, questions: Sequence[list[Any]], runner: BatchRunner) -> list[_CheckerVerdict]:
         if not questions:
             return []
-        launch = python_launch(self._task, self._task.checker, function=True)
-        tests = [function_call_input("check", question, EXTRA_OUTPUT_BYTES) for question in questions]
+        launch = program_runs.python_launch(self._task, self._task.checker, function=True)
+        cases = tuple(FunctionCase(args=question, expected=True) for question in questions)
+        tests = FunctionTests(kind="function", entry="check", cases=cases)
         answers: list[_CheckerVerdict] = []
-        async for ends in runner.run_tests(launch, tests, stop_at_crash=False):
+        async for ends in runner.run_tests(launch, program_runs.test_inputs(tests), stop_at_crash=False):
             for end in ends:
                 output = b"" if crash_reason(end, launch.cpu_seconds) else end.output.strip()
                 said: _CheckerVerdict = {b"true": True, b"false": False}.get(output, "failed")
@@ -278,51 +265,34 @@ async def _find_failures(
     task: CodeRow, launch: Launch, cases: Sequence[_Case], ends: Sequence[ProgramResult], checker: _Checker
 ) -> list[str | None]:
     """Return for each test that ended how it failed, without quoting the test, or ``None``."""
-    verdicts: list[str | None] = []
     wrong = "wrong result" if isinstance(task.tests, FunctionTests) else "wrong output"
-    questions: list[tuple[int, list[Any]]] = []
-    for index, (case, end) in enumerate(zip(cases, ends, strict=True)):
-        verdict = crash_reason(end, launch.cpu_seconds)
-        if verdict is None and not task.checker:
-            if len(end.output) > _THREAD_COMPARE_BYTES:
-                verdict = await asyncio.to_thread(_compare, task, case, end.output)
-            else:
-                verdict = _compare(task, case, end.output)
-        elif verdict is None:
-            question = _checker_question(case, end.output)
-            verdict = question if isinstance(question, str) else None
-            if not isinstance(question, str):
-                questions.append((index, question))
-        verdicts.append(verdict)
-    answers = await checker.check_outputs([args for _, args in questions])
-    for (index, _), answer in zip(questions, answers, strict=True):
-        verdicts[index] = None if answer else wrong
-    return verdicts
+    pairs = zip(cases, ends, strict=True)
+    questions = [crash_reason(end, launch.cpu_seconds) or _question(case, end.output) for case, end in pairs]
+    asked = [question for question in questions if not isinstance(question, str)]
+    if task.checker:
+        answers = iter(await checker.check_outputs(asked))
+    else:
+        answers = iter(await asyncio.to_thread(lambda: [_is_right(task, *answer) for _, *answer in asked]))
+    return [question if isinstance(question, str) else None if next(answers) else wrong for question in questions]
 
 
-def _compare(task: CodeRow, case: _Case, output: bytes) -> str | None:
-    if isinstance(case, FunctionCase):
-        question = _checker_question(case, output)
-        if isinstance(question, str):
-            return question
-        return None if results_match(case.expected, question[2]) else "wrong result"
-    assert isinstance(task.tests, StdioTests)
-    return None if outputs_match(case.stdout, output, task.tests.compare) else "wrong output"
+def _is_right(task: CodeRow, expected: Any, output: Any) -> bool:
+    if isinstance(task.tests, StdioTests):
+        return outputs_match(expected, output.encode(), task.tests.compare if task.runner == "plain" else task.runner)
+    wrapped: list[Any] = expected if task.tests.unwrap and issubclass(type(expected), list) else []
+    accepted = [expected, *(wrapped if len(wrapped) == 1 else ())]
+    match = eq if task.runner == "livecodebench" else results_match
+    return any(match(value, output) for value in accepted)
 
 
-def _checker_question(case: _Case, output: bytes) -> list[Any] | str:
-    """Return the checker's arguments (input, expected, output), or why the test failed before it."""
-    if isinstance(case, StdioCase):
-        try:
-            return [case.stdin, case.stdout, output.decode()]
-        except UnicodeDecodeError:
-            return "wrong output"
-    if not output.strip():
-        return "no result"
+def _question(case: _Case, output: bytes) -> list[Any] | str:
+    """Return a checker's arguments (input, expected, output), or why the test failed before it."""
     try:
-        return [case.args, case.expected, parse_result(output)]
+        if isinstance(case, StdioCase):
+            return [case.stdin, case.stdout, output.decode()]
+        return [case.args, case.expected, parse_result(output)] if output.strip() else "no result"
     except ValueError:
-        return "unreadable result"
+        return "wrong output" if isinstance(case, StdioCase) else "unreadable result"
 
 
 def outputs_match(expected: str, actual: bytes, compare: str = "lines") -> bool:
@@ -330,7 +300,7 @@ def outputs_match(expected: str, actual: bytes, compare: str = "lines") -> bool:
 
     ``lines``: white space at the end of lines and empty lines at the end do not count. ``tokens``: no white space
     counts. In both, where the expected text has a decimal number, a number within ``_TOLERANCE`` will do; integers must
-    be written exactly. ``exact``: only the last line feed may differ.
+    be written exactly. ``exact``: only the last line feed may differ. ``livecodebench``: see ``CodeRow.runner``.
     """
     try:
         text = actual.decode()
@@ -341,8 +311,20 @@ def outputs_match(expected: str, actual: bytes, compare: str = "lines") -> bool:
     if compare == "tokens":
         tokens, found = expected.split(), text.split()
         return len(tokens) == len(found) and all(map(_same_token, tokens, found))
+    if compare == "livecodebench":
+        wanted, given = ([line.strip() for line in whole.strip().split("\n")] for whole in (expected, text))
+        return len(wanted) == len(given) and all(map(_same_decimals, wanted, given))
     wanted, given = _lines(expected), _lines(text)
     return len(wanted) == len(given) and all(map(_same_line, wanted, given))
+
+
+def _same_decimals(wanted: str, given: str) -> bool:
+    if wanted == given:
+        return True
+    try:
+        return list(map(Decimal, wanted.split())) == list(map(Decimal, given.split()))
+    except ArithmeticError:  # a word is no number
+        return False
 
 
 def _lines(text: str) -> list[str]:
@@ -370,7 +352,7 @@ def parse_result(text: bytes) -> Any:
     Raises ``ValueError``: it is not JSON, too deeply nested, or holds a number that is too long.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=float)  # a NaN of its own: ``in`` and ``==`` of lists go by identity
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

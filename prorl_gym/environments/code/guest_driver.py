@@ -33,6 +33,8 @@ ERRORS_KEPT = 2000
 """Bytes kept of the end of standard error."""
 FILE_SIZE = 64 << 20
 SWEEP_SECONDS = 5.0
+RESERVED = 1 << 30
+"""Address space on top of the memory limit: a thread reserves its whole stack and touches little of it."""
 
 IGNORED_SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 """Signals that this process ignores; SIGKILL and SIGSTOP cannot be."""
@@ -60,11 +62,9 @@ def main() -> None:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 return write_frame({"end": "broken", "error": str(error)})
-            write_frame(NO_SPACE_FRAME)
-            if job["stop_at_crash"]:
-                return write_frame({"end": "stopped"})
-            continue
-        ended = run.run_to_end(wall, wake)
+            ended: Any = (NO_SPACE_FRAME,)
+        else:
+            ended = run.run_to_end(wall, wake)
         write_frame(*ended)
         if not ended[0]["clean"]:
             return write_frame({"end": "unclean"})
@@ -105,6 +105,7 @@ class ProgramRun:
 
     def __init__(self, job: Any, room: int, stdin: bytes) -> None:
         self.output_limit = room
+        self.memory_limit, self.peak = job["memory"], 0
         self.before = cpu_seconds()
         self.started = time.monotonic()
         self.out, self.err = bytearray(), bytearray()
@@ -133,6 +134,7 @@ class ProgramRun:
         code = 0 if status is None else os.WEXITSTATUS(status)
         if status is not None and os.WIFSIGNALED(status):  # as a shell reports it
             code = 128 + os.WTERMSIG(status)
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         frame = {
             "exit": code,
             "timed_out": status is None and not truncated,
@@ -140,6 +142,8 @@ class ProgramRun:
             "seconds": seconds,
             "cpu": cpu_seconds() - self.before,
             "clean": clean,
+            # A process inherits its parent's peak.
+            "over_memory": self.peak > max(self.memory_limit, own << 10),
             "out": min(len(self.out), self.output_limit),
             "err": len(self.err),
         }
@@ -159,8 +163,9 @@ class ProgramRun:
                     drain_descriptor(wake)
                 elif self.read(descriptor) == 0:
                     poll.unregister(descriptor)
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            pid, status, used = os.wait4(self.pid, os.WNOHANG)
             if pid:
+                self.peak = used.ru_maxrss << 10
                 return status
             if len(self.out) > self.output_limit:
                 return None
@@ -243,7 +248,7 @@ def become_program(job: Any, stdin: int, out: int, err: int, failed: int) -> NoR
         lower_limit(resource.RLIMIT_FSIZE, FILE_SIZE)
         lower_limit(resource.RLIMIT_STACK, job["stack"], soft_only=True)
         lower_limit(resource.RLIMIT_CPU, job["cpu"], reserve=1)
-        lower_limit(resource.RLIMIT_AS, job["memory"])  # last: this copy of the parent may be larger
+        lower_limit(resource.RLIMIT_AS, job["memory"] + RESERVED)  # last: this copy of the parent may be larger
         os.execvpe(job["argv"][0], job["argv"], {**os.environ, **job["env"]})
     except OSError as error:
         code = error.errno or code

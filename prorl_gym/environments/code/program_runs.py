@@ -20,13 +20,14 @@ import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from prorl_gym.environments.code.code_row import CodeRow, FunctionTests, StdioTests
 from prorl_gym.environments.killed_program import raise_if_killed, unexplained_kill_error, was_killed
 from prorl_gym.environments.protocol import Leases
+from prorl_gym.environments.row_format import StrictModel
 from prorl_gym.errors import Evidence, FailureKind, GraderError, SandboxError, TaskError
 from prorl_gym.sandbox.protocol import ExecResult, Sandbox, SandboxSpec
 
@@ -51,6 +52,23 @@ _PROGRAM_ENV = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSA
 SANDBOX = SandboxSpec()
 _PROGRAM = f"{SANDBOX.workdir}/solution.py"
 _BINARY = f"{SANDBOX.workdir}/solution"
+
+_STARRED = (
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
+    *("itertools", "functools", "operator", "io", "sys", "json"),
+)
+_LIVECODEBENCH_PRELUDE = (
+    "".join(f"from {name} import *\n" for name in (*_STARRED, "builtins", "typing"))
+    + f"import {', '.join(_STARRED)}\nsys.setrecursionlimit(50000)\n"
+    + "if hasattr(sys, 'set_int_max_str_digits'): sys.set_int_max_str_digits(50000)\n"
+)
+_LIVECODEBENCH_PROGRAM = f"""
+__file__ = {_PROGRAM!r}
+try:
+    exec(compile(open(__file__, "rb").read(), __file__, "exec"))
+except SystemExit:  # with any code
+    pass
+"""
 
 BATCH_BYTES = 32 << 20
 """Input and room for output of one batch, together: bounds the service's memory for one grading."""
@@ -83,14 +101,21 @@ class Launch:
     content: bytes
     mode: int
     argv: tuple[str, ...]
-    cpu_seconds: int
-    """CPU time of each test, with all processes that it starts."""
+    time_limit: float
     memory: int
-    """Address space of each process in bytes."""
-    wall_seconds: float
+    """Bytes that each process may touch."""
     result_pipe: bool = False
     """Output is read from descriptor 3; what the program prints is dropped."""
     stack: int = 8 << 20
+
+    @property
+    def cpu_seconds(self) -> int:
+        """CPU time of each test, with all processes that it starts."""
+        return math.ceil(self.time_limit)
+
+    @property
+    def wall_seconds(self) -> float:
+        return self.time_limit * WALL_FACTOR + WALL_EXTRA
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,64 +129,31 @@ class TestInput:
 
 def python_launch(task: CodeRow, program: str, *, function: bool) -> Launch:
     """Return the launch of a Python program, as a whole or for one function of it."""
-    argv = ("python3", "-s", "-c", _CALL_FUNCTION) if function else ("python3", "-s", _PROGRAM)
-    return _launch(task, _PROGRAM, program.encode(errors="replace"), 0o444, argv, result_pipe=function)
+    argv: tuple[str, ...] = (_PROGRAM,)
+    if function:
+        # Starter code in LeetCode's form has `List[int]` without an import.
+        is_typed = task.starter_code or (isinstance(task.tests, FunctionTests) and "." in task.tests.entry)
+        plain = "from typing import *" if is_typed else ""
+        argv = ("-c", _CALL_FUNCTION, task.runner, plain if task.runner == "plain" else _LIVECODEBENCH_PRELUDE)
+    elif task.runner == "livecodebench":
+        argv = ("-c", _LIVECODEBENCH_PRELUDE + _LIVECODEBENCH_PROGRAM)
+    limits = (task.time_limit, task.memory_limit)
+    content = program.encode(errors="replace")
+    return Launch(_PROGRAM, content, 0o444, ("python3", "-s", *argv), *limits, result_pipe=function)
 
 
 def binary_launch(task: CodeRow, binary: bytes) -> Launch:
     """Return the launch of a compiled program. Its stack may take half of its memory: deep recursion is usual there."""
-    return _launch(task, _BINARY, binary, 0o555, (_BINARY,), stack=task.memory_limit // 2)
-
-
-def _launch(task: CodeRow, path: str, content: bytes, mode: int, argv: tuple[str, ...], **more: Any) -> Launch:
-    return Launch(
-        path,
-        content,
-        mode,
-        argv,
-        cpu_seconds=math.ceil(task.time_limit),
-        memory=task.memory_limit,
-        wall_seconds=task.time_limit * WALL_FACTOR + WALL_EXTRA,
-        **more,
-    )
+    return Launch(_BINARY, binary, 0o555, (_BINARY,), task.time_limit, task.memory_limit, stack=task.memory_limit // 2)
 
 
 def test_inputs(tests: StdioTests | FunctionTests) -> list[TestInput]:
     if isinstance(tests, StdioTests):
-        return [
-            TestInput(case.stdin.encode(), EXTRA_OUTPUT_BYTES + 2 * len(case.stdout.encode())) for case in tests.cases
-        ]
-    return [
-        function_call_input(
-            tests.entry,
-            case.args,
-            EXTRA_OUTPUT_BYTES + 4 * len(json.dumps(case.expected)),
-            tests.result,
-            tests.args_as,
-            tests.result_as,
-        )
-        for case in tests.cases
-    ]
-
-
-def function_call_input(
-    entry: str,
-    args: Sequence[Any],
-    output_limit: int,
-    result: str = "return",
-    args_as: Sequence[str] = (),
-    result_as: str = "value",
-) -> TestInput:
-    """Return the request that ``call_function`` serves."""
-    request = {
-        "program": _PROGRAM,
-        "entry": entry,
-        "args": args,
-        "result": result,
-        "args_as": list(args_as),
-        "result_as": result_as,
-    }
-    return TestInput(json.dumps(request).encode(), output_limit)
+        inputs = [(case.stdin, 2 * len(case.stdout.encode())) for case in tests.cases]
+    else:
+        fixed = {"program": _PROGRAM, **tests.model_dump(include={"entry", "result", "args_as", "result_as"})}
+        inputs = [(json.dumps(fixed | {"args": case.args}), 4 * len(json.dumps(case.expected))) for case in tests.cases]
+    return [TestInput(text.encode(), EXTRA_OUTPUT_BYTES + room) for text, room in inputs]
 
 
 class CompileError(Exception):
@@ -232,11 +224,8 @@ async def _check_compiler(result: ExecResult, leases: Leases) -> None:
         )
 
 
-class ProgramResult(BaseModel):
+class ProgramResult(StrictModel):
     """Result of one test, as the driver reports it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    __test__ = False
 
     exit: int
     timed_out: bool
@@ -248,6 +237,7 @@ class ProgramResult(BaseModel):
     err: int
     output: bytes = b""
     errors: bytes = b""
+    over_memory: bool = False
     stopped_driver: bool = False
     """It ended or stopped the driver, twice."""
 
@@ -255,13 +245,11 @@ class ProgramResult(BaseModel):
 _OUT_OF_TIME = ProgramResult(exit=0, timed_out=True, truncated=False, seconds=0, cpu=0, clean=True, out=0, err=0)
 
 
-class _ReadyFrame(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _ReadyFrame(StrictModel):
     ready: Literal[True]
 
 
-class _EndFrame(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _EndFrame(StrictModel):
     end: Literal["done", "paused", "stopped", "unclean", "broken"]
     error: str = ""
 
@@ -358,8 +346,6 @@ def _next_frame(data: bytes) -> tuple[_Frame | None, bytes]:
 class BatchRunner:
     """Runs programs on tests, which may take ``seconds`` of wall clock all together."""
 
-    __test__ = False
-
     def __init__(self, leases: Leases, seconds: float) -> None:
         self._leases = leases
         self._seconds = seconds
@@ -427,13 +413,12 @@ def _next_portion(tests: Sequence[TestInput], start: int) -> Sequence[TestInput]
     return tests[start:end]
 
 
-_KILLED_REASON = "killed"
-"""``crash_reason`` of a program that SIGKILL ended within its limits."""
 _XCPU, _KILLED, _ABORTED = 128 + 24, 128 + 9, 128 + 6
 
 
 def _was_killed(end: ProgramResult, launch: Launch) -> bool:
-    return crash_reason(end, launch.cpu_seconds) == _KILLED_REASON
+    """Whether SIGKILL ended the program within its limits."""
+    return crash_reason(end, launch.cpu_seconds) == "killed"
 
 
 def crash_reason(end: ProgramResult, cpu_seconds: int) -> str | None:
@@ -447,8 +432,10 @@ def crash_reason(end: ProgramResult, cpu_seconds: int) -> str | None:
         return "time limit"
     if end.truncated:
         return "too much output"
+    if end.over_memory:
+        return "memory limit"
     if end.exit == 0:
         return None
     if b"MemoryError" in end.errors or (end.exit == _ABORTED and b"std::bad_alloc" in end.errors):
         return "memory limit"
-    return _KILLED_REASON if end.exit == _KILLED else "runtime error"
+    return "killed" if end.exit == _KILLED else "runtime error"

@@ -11,6 +11,9 @@ from tests.environments.worker_support import InlineWorkers
 
 QUESTIONS = read_corpus(Path(__file__).parents[1] / "corpora" / "math_questions.jsonl", MathQuestion)
 
+ASKED = "what the question asks for"
+"""Answers that are evaluated, and right or wrong by the question: units of a count, remainders, bases."""
+
 
 @pytest.mark.parametrize("why", sorted({example.why for example in QUESTIONS}))
 def test_an_answer_is_to_be_evaluated(why: str):
@@ -18,7 +21,8 @@ def test_an_answer_is_to_be_evaluated(why: str):
         if example.why == why:
             golds = [example.gold] if isinstance(example.gold, str) else example.gold
             found = grade({"gold": golds, "answer": example.answer, "question": example.question})
-            assert found == {"equal": example.correct, "evaluated": example.correct}, example
+            is_evaluated = example.correct or why == ASKED
+            assert found == {"equal": example.correct, "evaluated": is_evaluated}, example
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,14 @@ def pool():
         ("\\boxed {7}", "7"),
         ("\\boxed{日本}", "日本"),
         ("{" * 1000 + "\\boxed{7}", "7"),
+        ("$\\boxed 7$.", "7"),
+        ("\\boxed{\\boxed{14}+1}", "{14}+1"),
+        ("\\boxed{-\\boxed{14}}", "-{14}"),
+        ("\\boxed{\\text{so }\\boxed{5}}", "\\text{so }{5}"),
+        ("\\boxed{4}. I used \\boxed as told.", "4"),
+        ("\\boxed{4} Note: I wrote it in \\boxed{}.", "4"),
+        ("\\boxed{4} stands in `\\boxed{...}`", "4"),
+        ("\\boxed{4}; I used \\boxed 3 times", "4"),
     ],
 )
 def test_last_box_is_found(text: str, content: str):
@@ -133,7 +141,9 @@ async def test_long_expression_is_graded(pool: WorkerPool):
     assert (await MathGrader(pool, cpu_seconds=20.0).score("100", "+".join(["1"] * 100))).reward == 1.0
 
 
-@pytest.mark.parametrize("gold", [r"\frac{1}{", "see the figure (above) + 1", r"7 \text{ rejected}", ["7", "???"]])
+@pytest.mark.parametrize(
+    "gold", [r"\frac{1}{", "see the figure (above) + 1", r"7 \text{ rejected}", "20000!+1", ["7", "???"]]
+)
 async def test_gold_answer_that_cannot_be_read_is_a_bad_row(pool: WorkerPool, gold: str | list[str]):
     with pytest.raises(TaskError, match="cannot be read") as caught:
         await MathGrader(pool).score(gold, gold if isinstance(gold, str) else "7")

@@ -39,6 +39,8 @@ def number_from_words(text: str) -> str | None:
     if text in _DOZENS:
         return str(_DOZENS[text])
     parts = text.split()
+    if text in ORDINALS[2:]:
+        return None  # a third is also a part
     if len(parts) == 1 and (number := _SPOKEN_ORDINALS.get(parts[0], _SIMPLE.get(parts[0]))) is not None:
         return str(number)
     if len(parts) < 2:

@@ -32,11 +32,12 @@ SPACES = "enspace enskip space".split()
 THIN_SPACES = "thinspace medspace thickspace negthinspace negmedspace negthickspace nobreakspace".split()
 """Spaces of a width that may also group digits."""
 
-LENGTH = r"\\(?:kern|mkern|hskip|mskip)\s*-?[\d.]+\s*(?:pt|em|ex|mu|mm|cm|in)(?![a-zA-Z])"
+LENGTH = r"\\(?:kern|mkern|hskip|mskip)\s*+-?[\d.]+\s*+(?:pt|em|ex|mu|mm|cm|in)(?![a-zA-Z])"
 """A space of a given length."""
 
 SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ"
 SUPERSCRIPT_TABLE = str.maketrans(SUPERSCRIPTS, "0123456789+-n")
+_BOX = re.compile(r"\\boxed\s*+(?:(?P<brace>\{)|(?P<digit>\d)(?=\s*+(?:$|\$|\\[)\]])|\.(?:\s|$)))?")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
@@ -53,22 +54,29 @@ def last_boxed(text: str) -> str:
     r"""Return what the last ``\boxed{...}`` of a text holds, without dollar signs around it.
 
     Braces nest, and escaped braces do not count, as in TeX. Only the last box counts: a text with two boxes does not
-    get two chances, and one whose last box was cut off has not answered. Raises ``NoAnswerError``: there is no box, or
-    the last one is not closed or empty.
+    get two chances, and one whose last box was cut off has not answered. A box inside another is a pair of braces. A
+    box without content, or without braces around more than a digit, only mentions the macro. Raises ``NoAnswerError``:
+    there is no box, or the last one is not closed or empty.
     """
-    _, box, rest = text.rpartition("\\boxed")
-    if not box:
-        raise NoAnswerError("no boxed answer")
-    rest = rest.lstrip()
-    if not rest.startswith("{"):
-        raise NoAnswerError("the last \\boxed has no braces")
-    end = closing_brace(rest)
-    if end is None:
-        raise NoAnswerError("the last \\boxed is not closed")
-    content = rest[1:end].strip().strip("$").strip()
-    if not content:
-        raise NoAnswerError("the last \\boxed is empty")
-    return content
+    why, answer, position = "no boxed answer", "", 0
+    while (box := _BOX.search(text, position)) is not None:
+        position = box.end()
+        if box["digit"] is not None:
+            answer = box["digit"]
+        elif box["brace"] is None:
+            why = "the last \\boxed has no braces"
+        elif (length := closing_brace(text[position - 1 :])) is None:
+            why, answer = "the last \\boxed is not closed", ""
+        else:
+            position += length
+            content = _BOX.sub(r"\g<digit>\g<brace>", text[box.end() : position - 1]).strip().strip("$").strip()
+            while content.startswith("{") and closing_brace(content) == len(content) - 1:
+                content = content[1:-1].strip().strip("$").strip()
+            why = "the last \\boxed is empty"
+            answer = content if content.strip(".… ") else answer
+    if not answer:
+        raise NoAnswerError(why)
+    return answer
 
 
 def closing_brace(text: str) -> int | None:

@@ -31,20 +31,22 @@ from prorl_gym.environments.math.values import (
 )
 from prorl_gym.environments.math.words import is_neutral_phrase
 
-_CURRENCY = re.compile(r"(-?)\s*(?:\\(usd|eur|gbp)|(?:\\text\s*\{\s*)?(USD|EUR|GBP|Rs)\.?\s*\}?)\s*(.*)", re.DOTALL)
+_CURRENCY = re.compile(
+    r"(-?)\s*+(?:\\(usd|eur|gbp)|(?:\\text\s*+\{\s*+)?(USD|EUR|GBP|Rs)\.?\s*+\}?)\s*+(.*)", re.DOTALL
+)
 _DECIMAL = re.compile(r"-?\d*\.(\d+)")
-_PERCENT = re.compile(r"\s*(?:%|\\text\s*\{\s*(?:percent|per cent|%)\s*\}|(?<=[\d\s])percent)$")
-_DEGREES = re.compile(r"\\degree\s*(?:(?:\\text\s*\{\s*)?([CF])\s*\}?)?$")
+_PERCENT = re.compile(r"(?<!\s)\s*+(?:%|\\text\s*+\{\s*+(?:percent|per cent|%)\s*+\}|(?<=[\d\s])percent)$")
+_DEGREES = re.compile(r"\\degree\s*+(?:(?:\\text\s*+\{\s*+)?([CF])\s*+\}?)?$")
 _ARC = re.compile(
-    r"(\d+)\s*\\degree\s*(\d+)\s*(?:'|\^\s*\{?\\prime\}?)(?:\s*(\d+(?:\.\d+)?)\s*(?:''|\"|\^\s*\{\\prime\\prime\}))?"
+    r"(\d+)\s*+\\degree\s*+(\d+)\s*+(?:'|\^\s*+\{?\\prime\}?)(?:\s*+(\d+(?:\.\d+)?)\s*+(?:''|\"|\^\s*+\{\\prime\\prime\}))?"
 )
 _WORD = re.compile(
-    r"\\text\s*\{|\\usd|\\eur|\\gbp|(?<![a-zA-Z\\_])[^\W\d_]{2,}|(?<=[\d)}]\s)([a-zA-Z])(?![a-zA-Z(^_'])(?=\s*$|\s*/)"
+    r"\\text\s*+\{|\\usd|\\eur|\\gbp|(?<![a-zA-Z\\_])[^\W\d_]{2,}|(?<=[\d)}]\s)([a-zA-Z])(?![a-zA-Z(^_'])(?=\s*+$|\s*+/)"
 )
-_COMPOUND = re.compile(r"(\d+(?:\.\d+)?)\s*(?:\\text\s*\{)?\s*([a-zA-Z]+)\s*\}?\s*(?:,|and|\\and)?\s*")
+_COMPOUND = re.compile(r"(?<!\d)(\d+(?:\.\d+)?)\s*+(?:\\text\s*+\{)?\s*+([a-zA-Z]+)\s*+\}?\s*+(?:,|and|\\and)?\s*+")
 _FACTORS = re.compile("[a-zA-Z]{2,3}")
-_LAST_TERM = re.compile(r"[-+]\s*(\d+(?:\.\d+)?)?$")
-_QUANTITIES = re.compile(r"\d+(?:\.\d+)?\s*[a-zA-Z]{2,3}(?:\s*[-+]\s*\d+(?:\.\d+)?\s*[a-zA-Z]{2,3})+")
+_LAST_TERM = re.compile(r"[-+]\s*+(\d+(?:\.\d+)?)?$")
+_QUANTITIES = re.compile(r"\d+(?:\.\d+)?\s*+[a-zA-Z]{2,3}(?:\s*+[-+]\s*+\d+(?:\.\d+)?\s*+[a-zA-Z]{2,3})+")
 
 _UNITS = {
     "length": "m meter metre cm centimeter centimetre mm millimeter millimetre km kilometer kilometre dm decimeter "
@@ -100,6 +102,39 @@ _MULTIPLIERS = {
 _ADJECTIVES = frozenset("long wide tall high deep away thick old total altogether apart of the area volume".split())
 
 
+_PLAIN_MEASURES = re.compile(
+    r"(?i)length|distance|perimeter|area|volume|height|width|radius|diameter|circumference|mass|weigh|speed|veloc|time"
+    r"|dura|when|how (?:long|far|tall|wide|high|deep|heavy|much|old|fast)|temperature|age|sides?|force|energy|power"
+)
+_MEASURES = {
+    "percent": re.compile(r"(?i)%|percent"),
+    "angle": re.compile(r"(?i)degree|angle|\\circ|°|\barc|rotat|bearing|inclin|\b(?:arc)?(?:sin|cos|tan)|radian"),
+    **dict.fromkeys(
+        ("usd", "euro", "sterling", "rupee"),
+        re.compile(r"(?i)\\\$|dollar|cents?\b|[€£]|euro|pound|rupee|price|cost|pa(?:y|id)|money|earn|profit|spen[dt]|"
+                   r"sale|sell|sold|worth|salar|wage|tax|fee|how much|charge|bill|sav(?:e|ing)|invest|\bmakes?\b"),
+    ),
+}  # fmt: skip
+"""Words of questions for a quantity, by the first dimension of its unit."""
+
+
+def has_invented_unit(answer: Form | None, gold: str, question: str) -> bool:
+    """Whether an answer gives a unit to a plain count, where the question speaks of no such quantity.
+
+    A count of fixed width (``073``) has none. Without a question the gold answer may have left the unit out.
+    """
+    amount = answer.form if isinstance(answer, Labelled) else answer
+    if not isinstance(amount, Amount) or not (count := gold.strip("$ ")).isdigit():
+        return False
+    dimension = (("percent", 1),) if amount.percent else amount.unit.dimension if amount.unit is not None else None
+    if not dimension or (len(count) > 1 and count.startswith("0")):
+        return bool(dimension)
+    kinds = {kind for kind, _ in dimension}
+    named = map(_find_unit, set(re.findall(r"[a-z]{2,}", question.casefold())) - {"in"})
+    is_named = any(not kinds.isdisjoint(dict(unit.dimension or ())) for unit in named if unit is not None)
+    return bool(question) and not is_named and _MEASURES.get(dimension[0][0], _PLAIN_MEASURES).search(question) is None
+
+
 def parse_amount(text: str) -> Amount:
     """Return a number or an expression with its unit or noun. Raises ``UnreadableExpressionError``."""
     if match := _CURRENCY.fullmatch(text):
@@ -138,8 +173,8 @@ def rounds_to(first: Form | None, second: Form | None) -> bool:
         return False
     places = first.places or 0
     if exact.denominator * (2 if places == 2 else 5) < 10**places or (
-        second.places is not None and second.places <= places
-    ):
+        second.places is not None and (second.places <= places or abs(exact) * 10**places < 100)
+    ):  # 0.47 has too few digits for a rounded value
         return False
     value = rational_value(second.value)
     if second.places is None and value is not None and 10**12 % value.denominator == 0:
@@ -199,9 +234,9 @@ def _parse_compound(text: str) -> Amount | None:
 
 def _parse_unit_suffix(text: str) -> tuple[Unit, Fraction | int] | None:
     """Return the unit or noun behind a number, and a factor such as ``million``; ``None`` for other words."""
-    text = re.sub(r"\^\s*\{\s*(-?\d)\s*\}", r"^\1", text)
+    text = re.sub(r"\^\s*+\{\s*+(-?\d)\s*+\}", r"^\1", text)
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).replace("{", "").replace("}", "").replace("\\cdot", " ")
-    text = re.sub(r"\b(units?)\^[23]", r"\1", re.sub(r"\s*\^\s*", "^", text))
+    text = re.sub(r"\b(units?)\^[23]", r"\1", re.sub(r"(?<!\s)\s*+\^\s*+", "^", text))
     if not re.fullmatch(r"[\s\w^/\-'.,()\\°*]*", text):
         return None
     words = [word.strip(".,()'") for word in text.replace("/", " / ").replace("*", " ").split()]
@@ -289,7 +324,7 @@ def _parse_with_suffix(text: str) -> Amount:
     head, words = text[:start].strip(), text[start:]
     for command, word in (("\\usd", "dollar"), ("\\eur", "euro"), ("\\gbp", "gbp")):
         words = words.replace(command, f" {word} ")
-    if re.search(r"\d\s*/$", head):  # "3 / hour"
+    if re.search(r"\d\s*+/$", head):  # "3 / hour"
         head, words = head[:-1].strip(), f"/ {words}"
     if not head:
         raise UnreadableExpressionError("words")
@@ -327,7 +362,7 @@ def _find_suffix(text: str) -> int | None:
             continue  # the differential of an integral
         if token in FUNCTIONS or token in GREEK:
             continue
-        if re.search(r"\\(?:mathbb|begin|end|overline)\s*\{$", text[: match.start()]):
+        if re.search(r"\\(?:mathbb|begin|end|overline)\s*+\{$", text[: match.start()]):
             continue
         if (
             len(token) <= 3

@@ -12,7 +12,7 @@ from functools import lru_cache, reduce
 from typing import Any, cast, get_args
 
 from prorl_gym.environments.math import answer_text, number_sets, words
-from prorl_gym.environments.math.amounts import is_same_amount, rounds_to
+from prorl_gym.environments.math.amounts import has_invented_unit, is_same_amount, rounds_to
 from prorl_gym.environments.math.answer_forms import (
     Ambiguous,
     Amount,
@@ -67,6 +67,10 @@ _COMPUTATION = re.compile(
 )
 _UNSOLVED_CONDITION = re.compile(r"\||-[a-df-hj-zA-Z]")
 """Signs of a condition on a variable that is to be solved: ``|x| < 2``, ``-x > 1``."""
+_IMAGINARY_UNIT = re.compile(r"(?<![\\a-zA-Z_])i(?![a-zA-Z_'(])")
+_PRINTED_UNIT = re.compile(r"(?<![\\a-zA-Z_])I(?![a-zA-Z_'(=]| =)|(\d ?[-+] ?[\d.]++)j(?![a-zA-Z_^'(])")
+"""The imaginary unit of sympy, and of Python behind a real part (``3j`` alone may be a vector)."""
+_BASE = re.compile(r"\bbase[- ]*\$?\{?(\d+)")
 _KINDS = get_args(Form)
 _UNREADABLE = (UnreadableExpressionError, ArithmeticError, ValueError, RecursionError)
 
@@ -83,7 +87,7 @@ def grade(body: Mapping[str, Any]) -> dict[str, Any]:
         if not answer_text.has_content(text) or _parse_or_none(text) is None:
             return {"unreadable": gold}
     is_evaluated = _is_evaluated(golds, answer, question)
-    return {"equal": is_evaluated and _matches_any_gold(golds, answer), "evaluated": is_evaluated}
+    return {"equal": is_evaluated and _matches_any_gold(golds, answer, question), "evaluated": is_evaluated}
 
 
 def is_accepted(gold: str | Sequence[str], answer: str, question: str = "") -> bool:
@@ -94,12 +98,13 @@ def is_accepted(gold: str | Sequence[str], answer: str, question: str = "") -> b
     the solution of a gold answer that is unsolved: ``x > -4`` for ``-2x < 8``. ``question`` may be empty.
     """
     golds = [gold] if isinstance(gold, str) else gold
-    return _is_evaluated(golds, answer, question) and _matches_any_gold(golds, answer)
+    return _is_evaluated(golds, answer, question) and _matches_any_gold(golds, answer, question)
 
 
 def is_equal(one: str, other: str) -> bool:
     """Whether two answers are the same. Symmetric; nothing equals an empty, meaningless or unreadable answer."""
     first, second = answer_text.normalize_latex(one), answer_text.normalize_latex(other)
+    first, second = _with_imaginary_unit(second, first), _with_imaginary_unit(first, second)
     if not answer_text.has_content(first) or not answer_text.has_content(second):
         return False
     left, right = _parse_or_none(first), _parse_or_none(second)
@@ -136,13 +141,31 @@ def _is_evaluated(golds: Sequence[str], answer: str, question: str) -> bool:
     return not any(key == _comparison_key(next(filter(None, groups))) for groups in _FORMULA.findall(question))
 
 
-def _matches_any_gold(golds: Sequence[str], answer: str) -> bool:
+def _matches_any_gold(golds: Sequence[str], answer: str, question: str) -> bool:
     found = _read(answer)
     for gold in golds:
         form = _read(gold)
+        if has_invented_unit(found, gold, question):
+            continue
         if is_equal(gold, answer) or rounds_to(form, found) or number_sets.is_solution_set(found, form):
             return True
+        if number_sets.is_remainder(found, form, question) or _is_numeral_in_asked_base(form, answer, question):
+            return True
     return False
+
+
+def _is_numeral_in_asked_base(gold: Form | None, answer: str, question: str) -> bool:
+    """Whether an answer has the digits of a numeral whose base the question names, and no other base."""
+    if not isinstance(gold, BasedNumeral) or set(_BASE.findall(question)) != {str(gold.base)}:
+        return False
+    return _read(f"{answer.strip('$ ')}_{{{gold.base}}}") == gold
+
+
+def _with_imaginary_unit(one: str, other: str) -> str:
+    """Return the second text with ``i`` in place of ``I`` or ``j``, where only the first has ``i``."""
+    if other == "I" or _IMAGINARY_UNIT.search(one) is None or _IMAGINARY_UNIT.search(other) is not None:
+        return other
+    return _PRINTED_UNIT.sub(r"\1i", other)
 
 
 def _read(answer: str) -> Form | None:
@@ -208,6 +231,8 @@ def _is_same(left: Form, right: Form) -> bool:
         case Assignment() as one, BracketedTuple() as other:
             return _is_unnamed(one, other)
         case Assignment() as one, AnswerCollection() as other:
+            if one.is_tuple and not other.is_set and len(other.items) > 2:
+                return _is_unnamed(one, BracketedTuple(other.items, "(", ")"))
             letters = {name.partition("_")[0] for name in one.names}
             return len(letters) == 1 and _is_same(AnswerCollection(one.values, False), other)
         case AnswerCollection() as one, AnswerCollection() as other:
@@ -292,6 +317,9 @@ def _is_same_family(one: IntegerFamily, other: Form) -> bool:
 
 def _names_match(one: str, other: str) -> bool:
     """Whether two names may name the same thing. A word (``Area``) may name whatever a letter does."""
+    if "\\triangle" in one + other:  # S is the area S_{\triangle ABC}
+        bare = [re.sub(r"_\{?\\triangle[^}]*\}?", "", name) for name in (one, other)]
+        one, other = bare if "_" not in one or "_" not in other else (one, other)
     if one == other:
         return True
     words = [_WORD.search(re.sub(r"\\[a-zA-Z]+", "", name)) is not None for name in (one, other)]
@@ -365,7 +393,7 @@ def _has_same_items(one: AnswerCollection, other: AnswerCollection) -> bool:
     if all(len(each) == 1 for each in labels) and not _names_match(*(name for each in labels for name in each)):
         return False
     mine, theirs = (_without_labels(each.items) for each in (one, other))
-    if mine is None and theirs is None:
+    if (mine is None and theirs is None) or any(isinstance(item, Equation) for item in (*one.items, *other.items)):
         mine, theirs = one.items, other.items
     if mine is None or theirs is None:
         return False  # one side does not say which value belongs to which name

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial, reduce
-from itertools import product
+from itertools import pairwise, product
 
 from prorl_gym.environments.answers.number_words import number_from_words
 from prorl_gym.environments.math import answer_text, number_sets, words
@@ -30,6 +30,7 @@ from prorl_gym.environments.math.answer_forms import (
 from prorl_gym.environments.math.answer_text import split_brackets, split_top_level, strip_text_macros
 from prorl_gym.environments.math.expressions import (
     UNIT_VECTORS,
+    MathVerifyNode,
     Node,
     Number,
     Operation,
@@ -40,39 +41,40 @@ from prorl_gym.environments.math.expressions import (
     substitute,
 )
 from prorl_gym.environments.math.relations import parse_relation, parse_table
-from prorl_gym.environments.math.values import is_equivalent
+from prorl_gym.environments.math.values import is_comparable, is_equivalent, rational_value
 from prorl_gym.environments.math.words import strip_prefix
 
 _INTEGER = re.compile(
-    r"(?:,|\\text\s*\{\s*,?\s*(?:where|for|with|for\s+(?:any|all|some|every))?\s*\}|\bwhere\b|\bfor\b)?\s*"
-    r"\(?\s*(?P<a>[a-zA-Z])\s*\\in\s*(?:\\mathbb\s*\{?(?:Z|(?P<natural>N))\}?|\\text\s*\{Z\}|Z)\s*\)?$"
-    r"|,?\s*(?:\\text\s*\{)?\s*,?\s*(?:where|for|with)\s+(?:any|all|some|every)?\s*integers?\s*\}?\s*(?P<b>[a-zA-Z])$"
-    r"|,?\s*(?:\\text\s*\{)?\s*,?\s*(?:where|for|with)?\s*\}?\s*(?P<c>[a-zA-Z])\s*(?:\\text\s*\{)?\s*"
-    r"(?:is\s+)?(?:an|any)\s+integer\s*\}?$"
+    r"(?:,|\\text\s*+\{\s*+,?\s*+(?:where|for|with|for\s+(?:any|all|some|every))?\s*+\}|\bwhere\b|\bfor\b|(?<!\s))\s*+"
+    r"\(?\s*+(?P<a>[a-zA-Z])\s*+\\in\s*+(?:\\mathbb\s*+\{?(?:Z|(?P<natural>N))\}?|\\text\s*+\{Z\}|Z)\s*+\)?$"
+    r"|(?:,|(?<!\s))\s*+(?:\\text\s*+\{)?\s*+,?\s*+(?:where|for|with)\s++(?:any|all|some|every)?\s*+integers?\s*+\}?\s*+(?P<b>[a-zA-Z])$"
+    r"|(?:,|(?<!\s))\s*+(?:\\text\s*+\{)?\s*+,?\s*+(?:where|for|with)?\s*+\}?\s*+(?P<c>[a-zA-Z])\s*+(?:\\text\s*+\{)?\s*+"
+    r"(?:is\s+)?(?:an|any)\s+integer\s*+\}?$"
 )
-_ONLY = re.compile(r"\s*\bonly\b(?=\s*\}?$)")
+_ONLY = re.compile(r"(?<!\s)\s*+\bonly\b(?=\s*+\}?$)")
 _REVERSED = re.compile(r"([\](\[])([^()\[\]]*),([^()\[\]]*)([\[)\]])")
 _CHOICE = re.compile(
-    r"(?:\\text\s*\{\s*\(?([A-E])\)\s*\}|\(([A-E])\)|\\text\s*\{\s*([A-E])[.:]?\s*\}|([A-E])[.:)])\s*(.*)"
+    r"(?:\\text\s*+\{\s*+\(?([A-E])\)\s*+\}|\(([A-E])\)|\\text\s*+\{\s*+([A-E])[.:]?\s*+\}|([A-E])[.:)])\s*+(.*)"
 )
-_EXCLUDED = re.compile(r"[a-zA-Z](?:_\w)?\s*\\ne(?![a-z])\s*")
+_EXCLUDED = re.compile(r"[a-zA-Z](?:_\w)?\s*+\\ne(?![a-z])\s*+")
 _RELATION = re.compile(r"[=<>]|\\(?:[lgn]e|in|approx|equiv)(?![a-z])")
 _SIGNS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
 _BASED = re.compile(r"([0-9A-Fa-f.]+)(?:_(?:base)?|(?:in)?base)-?(\w+)")
 _BUILT_FAMILY = re.compile(
-    r"(?P<form>[^:|]+?)(?:\||:|\\mid(?![a-z]))\s*(?P<letter>[a-z])\s*\\in\s*\\mathbb\s*\{?Z\}?\s*"
+    r"(?P<form>[^:|]+?)(?:\||:|\\mid(?![a-z]))\s*+(?P<letter>[a-z])\s*+\\in\s*+\\mathbb\s*+\{?Z\}?\s*+"
 )
-_BUILDER = re.compile(r"(?P<name>[a-zA-Z])\s*(?:\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:\||:|\\mid)\s*(?P<condition>.*)")
+_BUILDER = re.compile(r"(?P<name>[a-zA-Z])\s*+(?:\\in\s*+\\mathbb\s*+\{?R\}?)?\s*+(?:\||:|\\mid)\s*+(?P<condition>.*)")
 _BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
           "eleven": 11, "twelve": 12, "sixteen": 16, "hex": 16, "bin": 2, "oct": 8}  # fmt: skip
 _TIME = re.compile(
-    r"(\d{1,2})(?:\s*:\s*(\d\d))?(?:\s*:\s*(\d\d))?\s*(?:([ap])\s*\.?\s*m\s*\.?|(noon|midnight)|(o'?\s*clock))?",
+    r"(\d{1,2})(?:\s*+:\s*+(\d\d))?(?:\s*+:\s*+(\d\d))?\s*+(?:([ap])\s*+\.?\s*+m\s*+\.?|(noon|midnight)|(o'?\s*+clock))?",
     re.IGNORECASE,
 )
 
 
 def parse_answer(answer: str) -> Form:
     """Return the form of a plain answer. Raises ``UnreadableExpressionError``: it has none, or is too large."""
+    answer = words.strip_sort(answer)
     if (family := number_sets.parse_worded_family(answer)) is not None:
         return family
     said = words.normalize_words(answer)
@@ -84,7 +86,10 @@ def parse_answer(answer: str) -> Form:
         return _parse_worded_math(said) or WordAnswer(said)
     if (text_without_commas := answer_text.parse_comma_number(text)) is not None:
         text = text_without_commas
-    return _parse_form(text)
+    form = _parse_form(text)
+    if isinstance(form, Amount) and not isinstance(form.value, MathVerifyNode) and not is_comparable(form.value):
+        raise UnreadableExpressionError("too large to be compared")
+    return form
 
 
 def to_real_set(form: Form) -> RealSet | None:
@@ -230,7 +235,7 @@ def _choose_signs(text: str, signs: str) -> str:
     r"""Return a text with a sign for each ``\\pm``, and the opposite one for each ``\\mp``."""
     given, opposite = iter(signs), {"+": "-", "-": "+"}
     signed = _SIGNS.sub(lambda match: next(given) if match[0] == "\\pm" else opposite[next(given)], text)
-    return re.sub(r"(^|[({\[,=])\s*\+", r"\1", signed)
+    return re.sub(r"(^|[({\[,=])\s*+\+", r"\1", signed)
 
 
 def _parse_alternatives(text: str) -> Form | None:
@@ -252,12 +257,26 @@ def _parse_several(text: str) -> Form | None:
     forms = tuple(_parse_form(part, is_item=True) for _, part in parts)
     signs = {sign for sign, _ in parts[1:]}
     if any(part == "\\ldots" for _, part in parts):
-        return BracketedTuple(forms, "", "")  # what goes on in between has an order
+        return BracketedTuple(_shorten_progression(forms), "", "")  # what goes on in between has an order
     if "\\or" in signs and any(re.fullmatch("[A-H]", part) for _, part in parts):
         raise UnreadableExpressionError("one option or another")
     if any(isinstance(form.form if isinstance(form, Labelled) else form, RealSet | Inequality) for form in forms):
         return _combine_conditions(forms, signs)
     return _to_assignment(forms, signs) or AnswerCollection(_flatten([part for _, part in parts], forms), is_set=False)
+
+
+def _shorten_progression(forms: tuple[Form, ...]) -> tuple[Form, ...]:
+    r"""Return ``1, 2, 3, \\ldots, 99, 100`` with its first two terms and its last; all else as it is."""
+    marks = [at for at, form in enumerate(forms) if form == WordAnswer("\\ldots")]
+    if len(marks) != 1 or marks[0] < 2:
+        return forms
+    values = [rational_value(form.value) if isinstance(form, Amount) and form.unit is None else None for form in forms]
+    before, after = values[: marks[0]], values[marks[0] + 1 :]
+    pairs = [*pairwise(before), *pairwise(after)]
+    steps = {None if one is None or other is None else other - one for one, other in pairs}
+    return (
+        (*forms[:2], forms[marks[0]], *forms[marks[0] + 1 :][-1:]) if len(steps) == 1 and None not in steps else forms
+    )
 
 
 def _combine_conditions(forms: Sequence[Form], signs: set[str]) -> Form:
@@ -315,9 +334,9 @@ def _parse_brackets(text: str) -> Form | None:
             return number_sets.interval(parse_expression(low), parse_expression(high), opening == "[", closing == "]")
     if text == "\\emptyset":
         return number_sets.EMPTY_SET
-    if re.fullmatch(r"\\mathbb\s*\{?R\}?", text):
+    if re.fullmatch(r"\\mathbb\s*+\{?R\}?", text):
         return number_sets.ALL_REALS
-    if re.fullmatch(r"[A-Z]\s*\(.*,.*\)", text):
+    if re.fullmatch(r"[A-Z]\s*+\(.*,.*\)", text):
         point = _parse_brackets(text[1:].strip())  # it has a name
         tree = _expression_or_none(text)
         if point is None or not isinstance(tree, Operation) or tree.operation.startswith("call"):
@@ -339,7 +358,7 @@ def _parse_brackets(text: str) -> Form | None:
             return BracketedTuple((Amount(low), Amount(high)), opening, closing)
         return number_sets.interval(low, high, opening == "[", closing == "]")
     return BracketedTuple(
-        tuple(_parse_form(item, is_item=True) for item in items),
+        _shorten_progression(tuple(_parse_form(item, is_item=True) for item in items)),
         opening.replace("\\langle", "("),
         closing.replace("\\rangle", ")"),
     )
@@ -364,7 +383,8 @@ def _parse_set(content: str) -> Form:
             raise UnreadableExpressionError("a set of what is no condition")
         return form
     parts = [part for _, part in split_top_level(content, (",", ";"))]
-    return AnswerCollection(_flatten(parts, [_parse_form(part, is_item=True) for part in parts]), is_set=True)
+    items = _flatten(parts, [_parse_form(part, is_item=True) for part in parts])
+    return AnswerCollection(_shorten_progression(items), is_set=True)
 
 
 def _parse_union(text: str) -> Form | None:
@@ -385,7 +405,7 @@ def _parse_union(text: str) -> Form | None:
 
 
 def _parse_reals(text: str) -> RealSet:
-    if re.fullmatch(r"\(?\\mathbb\s*\{?R\}?\)?", text):
+    if re.fullmatch(r"\(?\\mathbb\s*+\{?R\}?\)?", text):
         return number_sets.ALL_REALS
     found = to_real_set(_parse_form(text))
     if found is None:
@@ -394,7 +414,7 @@ def _parse_reals(text: str) -> RealSet:
 
 
 def _parse_ratio(text: str) -> Form | None:
-    text = re.sub(r"(?<=\d)\s*(?:\\text\s*\{\s*)?\bto\b\s*\}?\s*(?=\d)", ":", text)
+    text = re.sub(r"(?<=\d)\s*+(?:\\text\s*+\{\s*+)?\bto\b\s*+\}?\s*+(?=\d)", ":", text)
     parts = [part for _, part in split_top_level(text, (":",))]
     if len(parts) == 1:
         return None
@@ -404,7 +424,7 @@ def _parse_ratio(text: str) -> Form | None:
 def _parse_based_numeral(text: str) -> Form | None:
     bare = re.sub(r"[\s(){}]|\\text", "", text)
     match = _BASED.fullmatch(bare)
-    if match is None or not re.match(r"\(?(?:\\text\s*\{)?\s*\(?[0-9A-Fa-f]", text):
+    if match is None or not re.match(r"\(?(?:\\text\s*+\{)?\s*+\(?[0-9A-Fa-f]", text):
         return None
     if not re.search(r"\d", match[1]) and (match[2] != "16" or not match[1].isupper()):
         return None

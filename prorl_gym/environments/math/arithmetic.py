@@ -96,6 +96,27 @@ def evaluate(node: Node, point: Mapping[str, Fraction] | None = None, real: bool
             return _apply(operation, values, real)
 
 
+def logarithm(node: Node) -> Value:
+    """Return the natural logarithm of a positive number, which may be too large to compute. Raises as ``evaluate``."""
+    try:
+        found = evaluate(node)
+    except OverflowError:
+        match node:
+            case Operation("^", (base, exponent)):
+                return to_mpmath(evaluate(exponent)) * logarithm(base)
+            case Operation("*", (one, other)):
+                return logarithm(one) + logarithm(other)
+            case Operation("/", (one, other)):
+                return logarithm(one) - logarithm(other)
+            case Operation("!", (number,)):
+                return mp.loggamma(to_mpmath(evaluate(number)) + 1)
+            case _:
+                raise
+    if not _is_real(found) or found <= 0:
+        raise UndefinedError("the logarithm of what is not positive")
+    return mp.log(to_mpmath(found))
+
+
 @lru_cache(maxsize=8)
 def _sympy_tree(text: str) -> Any:
     sympy: Any = import_module("sympy")

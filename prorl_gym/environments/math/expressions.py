@@ -31,7 +31,7 @@ MATH_VERIFY_COMMANDS = re.compile(r"\\(?:int|iint|sum|prod|lim)(?![a-zA-Z])")
 OPERATORS = frozenset({"gcd", "lcm", "max", "min", "mod"})
 """Operations that are work for the answerer, as those of ``MATH_VERIFY_COMMANDS`` are."""
 
-_TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?|\.\d+)|(\\[a-zA-Z]+|\\[{}])|([a-zA-Z])|([-+*/^_!()\[\]{}|',]))")
+_TOKEN = re.compile(r"\s*+(?:(\d+(?:\.\d+)?|\.\d+)|(\\[a-zA-Z]+|\\[{}])|([a-zA-Z])|([-+*/^_!()\[\]{}|',]))")
 _COMMANDS = frozenset(
     r"\frac \binom \lfloor \lceil \gcd \lcm \max \min \pi \infty \mathbb \triangle \angle \overline \vec "
     r"\overrightarrow \hat \odot".split()
@@ -121,7 +121,7 @@ class _Parser:
         self._bars = 0
 
     def parse_all(self) -> Node:
-        tree = self._sum()
+        tree = self._quotient()
         if self._next() is not None:
             raise UnreadableExpressionError(f"'{self._next()}' is left over")
         return tree
@@ -144,6 +144,11 @@ class _Parser:
     def _expect(self, token: str) -> None:
         if (found := self._take()) != token:
             raise UnreadableExpressionError(f"'{token}' is missing before '{found}'")
+
+    def _quotient(self) -> Node:
+        r"""Read ``1 \over 2``, which divides all of its group."""
+        tree = self._sum()
+        return Operation("/", (tree, self._sum())) if self._accept("\\over") else tree
 
     def _sum(self) -> Node:
         self._depth += 1
@@ -171,10 +176,10 @@ class _Parser:
                 self._take()
                 factor = tree = Operation("mod", (tree, self._power()))
             elif self._starts_factor(token) or (
-                isinstance(factor, Operation)
-                and factor.operation in ("!", "!!", "binom")
-                and token is not None
-                and token[0].isdigit()  # 5!3!
+                token is not None
+                and token[0].isdigit()
+                and not isinstance(factor, Number)
+                and (self._tokens[self._position + 1 :][:1] == ["^"] or self._is_counted(factor))  # n2^n, 5!3!
             ):
                 factor = self._power()
                 tree = Operation("*", (tree, factor))
@@ -183,6 +188,10 @@ class _Parser:
                 factor = tree = Operation("binom", (tree, self._product()))
             else:
                 return tree
+
+    @staticmethod
+    def _is_counted(factor: Node) -> bool:
+        return isinstance(factor, Operation) and factor.operation in ("!", "!!", "binom")
 
     def _starts_factor(self, token: str | None) -> bool:
         """Whether a token goes on a product without a sign. A number does not: ``x2`` may lack a caret."""
@@ -244,7 +253,7 @@ class _Parser:
 
     def _group(self, closing: str) -> Node:
         bars, self._bars = self._bars, 0
-        tree = self._sum()
+        tree = self._quotient()
         self._expect(closing)
         self._bars = bars
         return tree
@@ -257,7 +266,7 @@ class _Parser:
             name += self._take()
             if name[-1] == "_":
                 name += "".join(iter(self._take, "}")) if self._accept("{") else self._take()
-        if name in ("C", "P") and (selected := self._selected(name)) is not None:
+        if letter in ("C", "P", "A") and (selected := self._selected(name)) is not None:
             return selected
         if letter in _FUNCTION_NAMES:
             inverse = self._tokens[self._position : self._position + 6] == ["^", "{", "-", "1", "}", "("]
@@ -317,7 +326,19 @@ class _Parser:
         return found if kind == "C" else Operation("*", (found, Operation("!", (count,))))
 
     def _selected(self, kind: str) -> Node | None:
-        """Read the brackets of ``C(6,3)`` or ``P(n,2)``; ``None`` where they choose nothing, as in ``C(x,y)``."""
+        """Read ``C(6,3)``, ``P(n,2)`` or ``C_6^3``; ``None`` where nothing is chosen, as in ``C(x,y)`` or ``C_1^2``."""
+        start = self._position
+        if re.fullmatch(r"[CPA]_(?:\d+|\d*n(?:[-+]\d+)?)", kind) and self._accept("^"):
+            of, count = parse_expression(kind[2:]), self._exponent()
+            if isinstance(of, Number) and isinstance(count, Number):
+                is_choice = of.value >= count.value
+            else:
+                is_choice = not isinstance(of, Number) and count != Operation("neg", (Number(Fraction(1)),))
+            if is_choice:
+                return self._chosen_of(kind[0], of, count)
+            self._position = start
+        if kind not in ("C", "P"):
+            return None
         opening, of, comma, count, closing = [*self._tokens[self._position : self._position + 5], *[""] * 5][:5]
         numbers = of.isdigit() and count.isdigit() and int(of) >= int(count)
         letters = of in ("n", "m", "N") and count.isalnum()

@@ -51,13 +51,13 @@ PARAMETER = "\\psi"
 _DIGITS = 80
 _MAX_RESIDUES = 240
 _CONGRUENCE = re.compile(
-    r"(?:(?P<name>[^=<>,]*?)\s*\\equiv)?\s*(?P<residues>[^=<>]*?)\s*"
-    r"(?:\\pmod|(?P<infix>\\b?mod|\\text\s*\{\s*\(?mod\s*\}?|\(\s*(?:\\b?mod|\\text\s*\{\s*mod\s*\}|mod(?![a-z]))|mod(?![a-z])))"
-    r"\s*[{(]?\s*(?P<modulus>\d+)\s*(?:[)}]\s*)*"
+    r"(?:(?P<name>[^=<>,]*?)(?<!\s)\s*+\\equiv)?\s*+(?P<residues>[^=<>]*?)(?<!\s)\s*+"
+    r"(?:\\pmod|(?P<infix>\\b?mod|\\text\s*+\{\s*+\(?mod\s*+\}?|\(\s*+(?:\\b?mod|\\text\s*+\{\s*+mod\s*+\}|mod(?![a-z]))|mod(?![a-z])))"
+    r"\s*+[{(]?\s*+(?P<modulus>\d+)\s*+(?:[)}]\s*+)*"
 )
 _CONDITION_WORDS = r"(?:(?:for|if|iff|if and only if|when|whenever|exactly when|precisely when|only if)\s+)?"
 _LEAD = rf"{_CONDITION_WORDS}(?:(?:all|any|every|an?)\s+)?"
-_NAMED = r"(?P<name>[a-zA-Z])\s*"
+_NAMED = r"(?P<name>[a-zA-Z])\s*+"
 _VERB = r"(?:\b(?:is|are|must be|has to be|be)\s+(?P<negated>not\s+)?)"
 _NOUNS = r"(?:\s+(?:integers?|numbers?|values?(?:\s+of)?))?"
 _WORDED_FAMILIES = tuple(
@@ -67,7 +67,7 @@ _WORDED_FAMILIES = tuple(
         rf"{_LEAD}(?P<parity>odd|even){_NOUNS}(?:\s+(?P<name>[a-zA-Z]))?",
         rf"{_LEAD}{_NAMED}{_VERB}(?:divisible\s+by|an?\s+(?:integer\s+)?multiple\s+of)\s+(?P<modulus>\d{{1,3}})",
         rf"{_LEAD}(?:integer\s+)?multiples?\s+of\s+(?P<modulus>\d{{1,3}})",
-        rf"(?P<modulus>\d{{1,3}})\s*(?:\||\\mid|divides)\s*{_NAMED}",
+        rf"(?P<modulus>\d{{1,3}})\s*+(?:\||\\mid|divides)\s*+{_NAMED}",
     )
 )
 _Progression = tuple[Node, Node]
@@ -168,6 +168,20 @@ def parse_congruence(text: str, read: Callable[[str], Form]) -> IntegerFamily | 
     return _residue_classes(
         match["name"], form.items if isinstance(form, AnswerCollection) else (form,), int(match["modulus"])
     )
+
+
+def is_remainder(answer: Form | None, gold: Form | None, question: str) -> bool:
+    r"""Whether ``4 \\pmod 9`` is the remainder that a question about 9 asks for."""
+    if not isinstance(answer, IntegerFamily) or not isinstance(gold, Amount) or answer.letter != PARAMETER:
+        return False
+    residues = answer.form.form if isinstance(answer.form, Labelled) else answer.form
+    match residues:
+        case AnswerCollection((Amount(Operation("+", (residue, Operation("*", (Number(modulus), _))))),)):
+            found = rational_value(residue)
+            is_least = found is not None and found == rational_value(gold.value) and 0 <= found < modulus
+            return is_least and re.search(rf"(?:remainder|\bmod).*?(?<!\d){modulus}(?!\d)", question) is not None
+        case _:
+            return False
 
 
 def parse_worded_family(text: str) -> IntegerFamily | None:

@@ -34,15 +34,15 @@ from prorl_gym.environments.math.expressions import (
 from prorl_gym.environments.math.values import is_equivalent, rounds_to_decimal
 
 _SIGNS = ("=", "<", ">", "\\le", "\\ge", "\\ne", "\\in", "\\approx")
-_ABSOLUTE_VALUE = re.compile(r"\|\s*([a-zA-Z](?:_\w)?)\s*\|")
+_ABSOLUTE_VALUE = re.compile(r"\|\s*+([a-zA-Z](?:_\w)?)\s*+\|")
 _FormParser = Callable[[str], Form]
 _TABLE = re.compile(
-    r"(?P<factor>[^=<>]*?)(?P<open>[(\[|]|\\\{)?\s*\\begin\s*\{(?P<kind>[a-zA-Z]*matrix|array|d?r?cases|aligned|align|gathered|split)\*?\}"
-    r"\s*(?:\{[clr|@\s]*\})?(?P<body>.*?)\\end\s*\{(?P=kind)\*?\}\s*(?P<close>[)\]|]|\\\})?\s*",
+    r"(?P<factor>[^=<>]*?)(?:(?P<open>[(\[|]|\\\{)|(?<!\s))\s*+\\begin\s*+\{(?P<kind>[a-zA-Z]*matrix|array|d?r?cases|aligned|align|gathered|split)\*?\}"
+    r"\s*+(?:\{[clr|@\s]*\})?(?P<body>.*?)\\end\s*+\{(?P=kind)\*?\}\s*+(?P<close>[)\]|]|\\\})?\s*+",
     re.DOTALL,
 )
-_CONDITION = re.compile(r"^(?:\\text\s*\{\s*)?(?:if|for|when|where)\b\s*\}?\s*|^\\text\s*\{\s*\}")
-_OTHERWISE = re.compile(r"(?:\\text\s*\{)?\s*(?:otherwise|else|elsewhere)\s*\}?\.?", re.IGNORECASE)
+_CONDITION = re.compile(r"^(?:\\text\s*+\{\s*+)?(?:if|for|when|where)\b\s*+\}?\s*+|^\\text\s*+\{\s*+\}")
+_OTHERWISE = re.compile(r"(?:\\text\s*+\{|(?<!\s))\s*+(?:otherwise|else|elsewhere)\s*+\}?\.?", re.IGNORECASE)
 
 
 def parse_relation(text: str, read: _FormParser) -> Form | None:
@@ -92,7 +92,8 @@ def parse_table(text: str, read: _FormParser) -> Form | None:
     if match["factor"].strip():
         raise UnreadableExpressionError("something before a system of equations")
     rows = [
-        re.sub(r"&\s*(?==|<|>|\\[lg]e(?![a-z])|\\approx)|(?<=[=<>])\s*&", "", row).strip().rstrip(",;.") for row in rows
+        re.sub(r"&\s*+(?==|<|>|\\[lg]e(?![a-z])|\\approx)|(?<=[=<>])\s*+&", "", row).strip().rstrip(",;.")
+        for row in rows
     ]
     if all("&" in row for row in rows) or any(_OTHERWISE.search(row) for row in rows):
         return _parse_piecewise(rows, read)
@@ -119,12 +120,18 @@ def _parse_equation(sides: list[str], read: _FormParser) -> Form:
         return Labelled(normalize_name(sides[0]), read(sides[1]), None)
     if not free_symbols(left) | free_symbols(right):
         return _parse_equal_sides(sides, read)
-    if isinstance(left, Operation) and left.operation in "+-" and right == Number(Fraction(0)):
-        variable, constant = left.arguments
-        if isinstance(variable, Symbol) and is_name(variable.name) and not free_symbols(constant):
-            value = constant if left.operation == "-" else Operation("neg", (constant,))
-            return Labelled(variable.name, Amount(value), None, normal=True)
+    if right == Number(Fraction(0)) and (zero := _zero_of(left)) is not None:
+        return Labelled(zero[0], Amount(zero[1]), None, normal=True)
     return Equation(Operation("-", (left, right)))
+
+
+def _zero_of(node: Node) -> tuple[str, Node] | None:
+    """Return the variable of ``x - 5`` and where it is zero; ``None`` for all else."""
+    match node:
+        case Operation("+" | "-", (Symbol(name), constant)) if is_name(name) and not free_symbols(constant):
+            return name, constant if node.operation == "-" else Operation("neg", (constant,))
+        case _:
+            return None
 
 
 def _parse_labelled(name: str, sides: list[str], read: _FormParser) -> Form:
@@ -186,6 +193,10 @@ def _parse_ascending(sides: list[str], strict: list[bool]) -> Form:
         return _label_set(sides[0], number_sets.interval(number_sets.MINUS_INFINITY, high, False, not strict[0]))
     if is_name(sides[1]) and not free_symbols(low):
         return _label_set(sides[1], number_sets.interval(low, number_sets.INFINITY, not strict[0], False))
+    if high == Number(Fraction(0)) and (zero := _zero_of(low)) is not None:
+        return _label_set(zero[0], number_sets.interval(number_sets.MINUS_INFINITY, zero[1], False, not strict[0]))
+    if low == Number(Fraction(0)) and (zero := _zero_of(high)) is not None:
+        return _label_set(zero[0], number_sets.interval(zero[1], number_sets.INFINITY, not strict[0], False))
     difference = Operation("-", (high, low))
     return Inequality(difference, strict[0]) if free_symbols(difference) else Ordering((low, high), tuple(strict))
 

@@ -6,14 +6,23 @@ rational points: small, large, negative, random, and on both sides of every bran
 real. An absolute value, a root or a floor changes the branch of a formula where its argument is zero or whole.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial, reduce
-from itertools import pairwise
+from itertools import pairwise, permutations
 from zlib import crc32
 
 from prorl_gym.environments.math.answer_forms import Interval, RealSet
-from prorl_gym.environments.math.arithmetic import UndefinedError, Value, evaluate, mp, to_mpmath, variable_names
+from prorl_gym.environments.math.arithmetic import (
+    UndefinedError,
+    Value,
+    evaluate,
+    logarithm,
+    mp,
+    to_mpmath,
+    variable_names,
+)
 from prorl_gym.environments.math.expressions import (
     Node,
     Number,
@@ -32,6 +41,8 @@ _MIN_POINTS = 4
 ZERO = Number(Fraction(0))
 _INTEGRATION_VARIABLES = frozenset("stuvwxyz\\theta")
 """Letters of which a formula with a constant of integration may consist."""
+
+_CONSTANT = re.compile(r"[CcKk](?:_\w)?|[AB]")
 
 _Point = Mapping[str, Fraction]
 SMALL_POINTS, LARGE_POINTS = 9, 6
@@ -75,8 +86,38 @@ def is_equal_constant(left: Node, right: Node) -> bool:
     """Whether two expressions without variables have the same value. One without a value equals nothing."""
     try:
         return _have_equal_values(lambda: evaluate(left), lambda: evaluate(right))
-    except (UndefinedError, ZeroDivisionError, OverflowError, ValueError):
+    except OverflowError:
+        return _is_same_large(left, right)
+    except (UndefinedError, ZeroDivisionError, ValueError):
         return False
+
+
+def is_comparable(node: Node) -> bool:
+    """Whether an expression can be compared with others: only sums and functions of too large numbers cannot."""
+    if isinstance(node, Operation) and node.operation in ("^", "*", "/", "!", "neg"):
+        return all(map(is_comparable, node.arguments))
+    try:
+        if not variable_names(node):
+            evaluate(node)
+    except OverflowError:
+        return False
+    except (ArithmeticError, ValueError):
+        pass
+    return True
+
+
+def _is_same_large(left: Node, right: Node) -> bool:
+    """Whether two numbers too large to compute have one logarithm, or are one operation on equal numbers."""
+    try:
+        if _have_equal_values(lambda: logarithm(left), lambda: logarithm(right)):
+            return True
+    except (ArithmeticError, ValueError):
+        pass
+    match left, right:
+        case Operation(one, mine), Operation(other, theirs):
+            return one == other and len(mine) == len(theirs) and all(map(is_equal_constant, mine, theirs))
+        case _:
+            return False
 
 
 def constant_ratio_sign(left: Node, right: Node) -> Fraction | None:
@@ -157,19 +198,32 @@ def is_solved_equation(name: str, found: Node, difference: Node | None) -> bool:
 
 
 def is_equal_up_to_constant(left: Node, right: Node) -> bool:
-    """Whether two formulas end with a constant of integration and differ by a number only."""
-    names = free_symbols(left) | free_symbols(right)
-    if "C" not in names:
+    """Whether two formulas have constants of integration: other names of them, or a sum with another number."""
+    nodes = [left, right]
+    names = [sorted(filter(_CONSTANT.fullmatch, free_symbols(node))) for node in nodes]
+    others = free_symbols(left).union(free_symbols(right)).difference(*names)
+    is_marked = any(each and all(name[0] == "C" for name in each) for each in names)
+    if not is_marked or not others or not others <= _INTEGRATION_VARIABLES or len(names[0]) != len(names[1]):
         return False
-    one, other = (_without_constant(node, "C" if "C" in free_symbols(node) else "c") for node in (left, right))
+    if len(names[0]) > 1:
+        return len(names[0]) < 4 and any(_has_renamed(right, each, left, names[0]) for each in permutations(names[1]))
+    if _has_renamed(right, names[1], left, names[0]):
+        return True
+    one, other = (_without_constant(node, *each) for node, each in zip(nodes, names, strict=True))
     if one is None or other is None or not free_symbols(one):
-        return False
-    if not free_symbols(one) | free_symbols(other) <= _INTEGRATION_VARIABLES:
         return False
     for point in _sample_points(one, other):
         if _value_at(one, point, True) is not None and _value_at(other, point, True) is not None:
             return is_equivalent(_minus_value_at(one, point), _minus_value_at(other, point))
     return False
+
+
+def _has_renamed(right: Node, theirs: Sequence[str], left: Node, mine: Sequence[str]) -> bool:
+    """Whether two formulas are the same once their constants have the same names."""
+    for place, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+        constant = Symbol(f"\\constant_{place}")
+        left, right = substitute(left, one, constant), substitute(right, other, constant)
+    return is_equivalent(left, right)
 
 
 def neighbouring_points(numbers: list[Fraction]) -> list[Fraction]:

@@ -44,14 +44,24 @@ _ABBREVIATIONS = {
 }  # fmt: skip
 
 _PREFIX = re.compile(
-    r"(?:\\text\s*\{)?\s*(?P<words>[a-zA-Z][a-zA-Z' ]*?)?\s*"
-    r"(?:(?P<verb>\b(?:is|are|equals|be|has|have|get|was)(?:\s+(?:exactly|only|just))?)\s*:?|(?<=[a-zA-Z])\s*:(?!\s*\d+$))\s*(?:\\text)?\s*\}?\s+(?P<rest>\S.*)"
+    r"(?:\\text\s*+\{)?\s*+(?:(?P<words>[a-zA-Z][a-zA-Z' ]*?)(?<!\s)\s*+)?"
+    r"(?:(?P<verb>\b(?:is|are|equals|be|has|have|get|was)(?:\s+(?:exactly|only|just))?)(?:\s*+:)?|(?<=[a-zA-Z])\s*+:(?!\s*+\d+$))(?:\s*+\\text)?(?:\s*+\})?\s+(?P<rest>\S.*)"
 )
+_SPOKEN_LEAD = re.compile(r"\\text ?\{([a-zA-Z' ]+?) ?:? ?\} ?(?=[\d$\\({+-])(.*)")
+_SPOKEN_END = re.compile(
+    r"(.*[\d)}])(?: ?\\text ?\{| ) ?(?:\((?:the )?(?:minimum|maximum|min|max|total|exact|answer)\)|"
+    r"(?:is|are) (?:the|our) (?:(?:final|minimum|maximum|correct|smallest|largest) )?(?:answer|value|result|total)s?)"
+    r" ?\.? ?\}?"
+)
+_SORT = re.compile(
+    r"(.+?),? (?:wins(?: the game)?|will win|has a winning strategy|functions?|triangles?|numbers?|integers?)"
+)
+_NO_SORT = frozenset("no not none neither both all every any each some never nobody".split())
 _PREFIX_WORDS = frozenset(
     "the my our final correct answer answers result value values solution solutions it this so therefore thus hence "
     "there total area volume number probability sum product we x y n minimum maximum of a an desired required length "
     "perimeter distance remainder angle radius ratio expression possible function equation interval set that "
-    "domain range".split()
+    "domain range smallest largest least greatest exactly only is are be equals sum to".split()
 )
 
 _NOUNS = frozenset(
@@ -114,13 +124,27 @@ def normalize_words(answer: str) -> str | None:
     return _ABBREVIATIONS.get(text, text)
 
 
+def strip_sort(answer: str) -> str:
+    """Return a word in answer to which of a sort without the sort: ``odd`` for ``an odd function``, ``Alice wins``."""
+    said = " ".join(strip_text_macros(answer).split()).strip(" .")
+    match = _SORT.fullmatch(_ARTICLES.sub("", said)) if _WORDS.fullmatch(said) else None
+    words = match[1].casefold().split() if match is not None else []
+    is_sort = 0 < len(words) <= 3 and all(word not in _NO_SORT and not _changes_number(word) for word in words)
+    return (
+        f"\\text{{{match[1]}}}" if match is not None and is_sort and normalize_words(answer) not in MEANINGS else answer
+    )
+
+
 def split_word_list(text: str) -> list[str] | None:
-    parts = [part.strip() for part in re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+", text)]
+    parts = [part.strip() for part in re.split(r"(?<!\s)(?:\s*+,\s*+(?:and\s+)?|\s++and\s+)", text)]
     return parts if len(parts) > 1 and all(parts) else None
 
 
 def strip_prefix(text: str) -> str:
     """Return an answer without the words that lead up to it. Words that change its meaning are kept."""
+    text = match[1] if (match := _SPOKEN_END.fullmatch(text)) is not None else text
+    if match := _SPOKEN_LEAD.fullmatch(text):
+        return match[2] if all(word.casefold() in _PREFIX_WORDS for word in match[1].split()) else text
     match = _PREFIX.fullmatch(text) or _PREFIX.fullmatch(" ".join(strip_text_macros(text).split()))
     if match is None:
         return text
@@ -153,7 +177,7 @@ def _is_formula(text: str, marked_as_text: bool) -> bool:
     letters = text.replace(" ", "")
     if marked_as_text or not letters.isascii() or not letters.islower():
         return False
-    if re.fullmatch(r"(?:[a-z]{1,3}\s*[,\-]\s*)*[a-z]{1,3}", text) is None:
+    if re.fullmatch(r"(?:[a-z]{1,3}\s*+[,\-]\s*+)*[a-z]{1,3}", text) is None:
         return False
     return any(set(letters.replace(",", "").replace("-", "")) <= group for group in LETTER_GROUPS)
 

@@ -53,7 +53,7 @@ Text = Annotated[str, Field(min_length=1, max_length=MAX_ANSWER)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 _POSITIONAL = re.compile(
-    r"\b(?:above|below|following|preceding|previous|former|latter)\b|\b[A-Z]\)?\s*(?:and|or|&|,)\s*\(?[A-Z]\b"
+    r"\b(?:above|below|following|preceding|previous|former|latter)\b|\b[A-Z]\)?\s*+(?:and|or|&|,)\s*+\(?[A-Z]\b"
     r"|\b(?i:both|neither|only|all|none|options?|choices?|answers?|statements?)\b\s+(?:of\s+)?\(?[A-Z]\b"
     r"|\b(?i:all|none|both|neither)\s+(?:of\s+)?(?:these|them|those|the others?)\b"
 )

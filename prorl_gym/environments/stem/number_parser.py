@@ -17,26 +17,26 @@ from prorl_gym.environments.stem.text_normalization import strip_fonts
 _REWRITES = {
     re.compile(pattern): text
     for pattern, text in {
-        r"(?<![\\^_}])(?<!frac)(?<!sqrt)\{\s*\}": " ",  # {}^\circ
+        r"(?<![\\^_}])(?<!frac)(?<!sqrt)\{\s*+\}": " ",  # {}^\circ
         r"\\(?:times|cdot|ast)(?![a-zA-Z])|[×·⋅∙∗•]": " * ",
         r"\*\*": "^",
-        r"(?<=[\d.)}])\s*[xX]\s*(?=10\s*\^|10\s*\()": " * ",
+        r"(?<=[\d.)}])\s*+[xX]\s*+(?=10\s*+\^|10\s*+\()": " * ",
         r"\\div(?![a-zA-Z])|[÷∕⁄]": " / ",
-        r"\\[dtc]?frac\s*(\d)\s*(\d)": r" frac {\1}{\2}",
-        r"\\[dtc]?frac\s*(\d)(?=\s*\{)": r" frac {\1}",
-        r"\\sqrt\s*(\d)": r" sqrt {\1}",
+        r"\\[dtc]?frac\s*+(\d)\s*+(\d)": r" frac {\1}{\2}",
+        r"\\[dtc]?frac\s*+(\d)(?=\s*+\{)": r" frac {\1}",
+        r"\\sqrt\s*+(\d)": r" sqrt {\1}",
         r"\\log_\{?10\}?|\\lg(?![a-zA-Z])": " lg ",
         r"\\[dtc]?frac(?![a-zA-Z])": " frac ",
         r"\\sqrt(?![a-zA-Z])|√": " sqrt ",
         r"\\pi(?![a-zA-Z])|π": " π ",
-        r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?:s)?(?![a-zA-Z])|\\circ(?![a-zA-Z])|º|˚": "°",
+        r"\^\s*+\{?\s*+\\(?:circ|degree)\s*+\}?|\\degree(?:s)?(?![a-zA-Z])|\\circ(?![a-zA-Z])|º|˚": "°",
         r"℃|\\degreeCelsius(?![a-zA-Z])|\\celsius(?![a-zA-Z])": "°C",
         r"℉": "°F",
-        r"°\s*(?=[CFK](?![A-Za-z]))": " °",
-        r"\b[Dd]eg(?:ree)?s?\.?\s+(?:C|[Cc]elsius|[Cc]entigrade)\b|\b[Cc]entigrade\b|°\s*[Cc]elsius\b": " °C ",
-        r"\b[Dd]eg(?:ree)?s?\.?\s+(?:F|[Ff]ahrenheit)\b|°\s*[Ff]ahrenheit\b": " °F ",
+        r"°\s*+(?=[CFK](?![A-Za-z]))": " °",
+        r"\b[Dd]eg(?:ree)?s?\.?\s+(?:C|[Cc]elsius|[Cc]entigrade)\b|\b[Cc]entigrade\b|°\s*+[Cc]elsius\b": " °C ",
+        r"\b[Dd]eg(?:ree)?s?\.?\s+(?:F|[Ff]ahrenheit)\b|°\s*+[Ff]ahrenheit\b": " °F ",
         r"\\(?:ohm|Omega|upOmega)(?![a-zA-Z])": "Ω",
-        r"\\(?:mu|upmu|textmu|micro)(?![a-zA-Z])\s*|µ": "μ",
+        r"\\(?:mu|upmu|textmu|micro)(?![a-zA-Z])\s*+|µ": "μ",
         r"\\(?:AA|angstrom)(?![a-zA-Z])": "Å",
         r"\bpercent(?:age)?[ -]points?\b": " pp ",
         r"(?i:\bparts per million\b)": " ppm ",
@@ -48,7 +48,7 @@ _REWRITES = {
         r"\\ell(?![a-zA-Z])": "ℓ",
         r"\\pm(?![a-zA-Z])|\+/-|\+-": "±",
         r"\\(?:approx|simeq|cong|sim|doteq|approxeq)(?![a-zA-Z])|≃|≅|∼": "≈",
-        r"\^\s*\{?\s*\\prime\s*\}?": "′",
+        r"\^\s*+\{?\s*+\\prime\s*+\}?": "′",
         r"\\(?=[A-Za-z])": " ",
     }.items()
 }
@@ -56,7 +56,7 @@ _TOKEN = re.compile(
     r"""
     (?P<space>\s+)
     |(?P<number>(?:\d{1,3}(?:(?:,|\{,\}|[ ]+(?=\d{3}(?!\d)))\d{3})+(?!\d)(?:\.\d+)?|\d+\{,\}\d+
-            |\d+\.\d{3}(?:[ ]+\d{3})*[ ]+\d{1,3}(?![\d./^:])|\d+\.?\d*|\.\d+)
+            |\d+\.\d{3}(?:[ ]+\d{3})*[ ]+\d{1,3}(?![\d./^:])|\d++\.?\d*|\.\d+)
         (?:[eE][+-]?\d+(?![A-Za-z\d]))?)
     |(?P<name>°[CFK]?(?![A-Za-z])|[A-Za-zΑ-Ωα-ωÅℓΩÅ]+(?:2O(?![a-z\d]))?|[%‰′″])
     |(?P<sign>[-+*/^(){}±≈=,;:<>≤≥\[\]|_'?!.~&$€£"])

@@ -39,7 +39,7 @@ _MIXED_UNITS = frozenset(
 
 # Of questions.
 _REQUESTED_UNIT = re.compile(
-    r"(?:\b(?:in|unit:?|units:?|units? of|[Hh]ow many)\s+|[(\[]\s*(?:in\s+)?)((?:[^\s?,;()\[\]]+ ?){1,4})"
+    r"(?:\b(?:in|unit:?|units:?|units? of|[Hh]ow many)\s+|[(\[]\s*+(?:in\s+)?)((?:[^\s?,;()\[\]]+ ?){1,4})"
 )
 _REQUEST = re.compile(r"\b(?:what|how|find|calculate|determine|compute|estimate|give|by)\b[^.?!]*", re.IGNORECASE)
 _PERCENT = re.compile(r"\bpercent(?:age)?\b|\bper cent\b", re.IGNORECASE)
@@ -47,16 +47,16 @@ _CHANGE = r"(?:difference|change|rise|drop|increase|decrease|fall|elevation|depr
 _TEMPERATURE = re.compile(
     rf"(?P<difference>\btemperature[- ]{_CHANGE}|\b{_CHANGE}s?\s+(?:in|of)\s+(?:the\s+)?(?:\w+\s+){{0,2}}"
     r"(?:temperature|(?:freezing|boiling|melting)[- ]point)|\b(?:freezing|boiling|melting)[- ]point[- ]"
-    rf"{_CHANGE}|\bhow\s+many\s+(?:degrees|kelvins?)\b|\bby\s+(?:how\s+much|what\s+amount)\b|\bhow\s+much\s+(?=[^.?!]*"
-    r"(?:temperature|hotter|warmer|colder|cooler))|\\?Delta\s*T\b|ΔT)"
+    rf"{_CHANGE}|\bhow\s+many\s+(?:degrees|kelvins?)\b|\bby\s+(?:how\s+much|what\s+amount)\b|\bhow\s+much\s++(?=[^.?!]*"
+    r"(?:temperature|hotter|warmer|colder|cooler))|\\?Delta\s*+T\b|ΔT)"
     r"|\btemperature\b|\b(?:freezing|boiling|melting)[- ]point\b",
     re.IGNORECASE,
 )
 
 # Of answers.
 _LEAD = re.compile(
-    r"^\s*(?:(?:the\s+)?(?:final\s+)?answer\s*(?:is|:)|it\s+is|is|about|approximately|approx\.?|roughly|around|nearly"
-    r"|exactly|ca\.|circa|≈|~|=|\\approx|\\sim(?:eq)?|:|p(?:H|OH|K_?\{?[abw]?\}?)\s*:?\s+(?=[-+\d]))\s*",
+    r"^\s*+(?:(?:the\s+)?(?:final\s+)?answer\s*+(?:is|:)|it\s+is|is|about|approximately|approx\.?|roughly|around|nearly"
+    r"|exactly|ca\.|circa|≈|~|=|\\approx|\\sim(?:eq)?|:|p(?:H|OH|K_?\{?[abw]?\}?)(?:\s*+:)?\s+(?=[-+\d]))\s*+",
     re.IGNORECASE,
 )
 _JOINING = re.compile(
@@ -65,14 +65,14 @@ _JOINING = re.compile(
 )
 """Signs and words that make the part of a chain more than another spelling of one value."""
 _DIMENSIONLESS = re.compile(r"\(?\b(?:dimensionless|unitless|no units?)\b\)?", re.IGNORECASE)
-_BRACKETED_UNIT = re.compile(r"(?:\\[,;: ])?\s*\[\s*([^\[\],;\d.][^\[\],;.]*)\]$")
-_BRACKETED_WORDS = re.compile(r"\(\s*([A-Za-z][A-Za-z ]*[A-Za-z])\s*\)$")
+_BRACKETED_UNIT = re.compile(r"(?:\\[,;: ]|(?<!\s))\s*+\[\s*+([^\[\],;\d.][^\[\],;.]*)\]$")
+_BRACKETED_WORDS = re.compile(r"\(\s*+([A-Za-z][A-Za-z ]*[A-Za-z])\s*+\)$")
 _SUBJECT = re.compile(
-    r"^((?:[A-Za-z]+\s+){0,5}[A-Za-z]+)(?:\s+(?:is|was|are|equals|of)(?:\s+(?:about|approximately|roughly))?\s+|\s*:\s*)"
+    r"^((?:[A-Za-z]+\s+){0,5}[A-Za-z]+)(?:\s+(?:is|was|are|equals|of)(?:\s+(?:about|approximately|roughly))?\s+|\s*+:\s*+)"
 )
 """``The net force is`` before a quantity."""
 _SUBJECT_FILLERS = frozenset("the a an of in by for and".split())
-_ORDINAL = re.compile(r"^(?:the\s+)?(\d+)\s*-?\s*\^?\s*\{?\s*(st|nd|rd|th)\s*\}?(?![A-Za-z])", re.IGNORECASE)
+_ORDINAL = re.compile(r"^(?:the\s+)?(\d+)\s*+-?\s*+\^?\s*+\{?\s*+(st|nd|rd|th)\s*+\}?(?![A-Za-z])", re.IGNORECASE)
 _ORDINAL_WORD = re.compile(rf"^(?:the\s+)?({'|'.join(ORDINALS)})(?![A-Za-z\-])", re.IGNORECASE)
 _FIRST_WORDS = re.compile(r"^(?:[A-Za-z]+[ -]){0,6}[A-Za-z]+")
 _MINUS_WORD = re.compile(r"^(?:minus|negative)\s+(?=[\d.])", re.IGNORECASE)

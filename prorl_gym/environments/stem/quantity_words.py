@@ -67,7 +67,7 @@ _RIVAL_QUANTITIES = [
     for pattern in (
         r"(?<![A-Za-z])[pP](?P<member>[hH]|OH|oh|K_?[abw]|K_?sp|I)_?\d?(?![A-Za-z])",
         r"(?<![A-Za-zp])K_?(?P<member>a|b|w|c|p|sp|f|d)_?\d?(?![A-Za-z])",
-        r"(?:\\?Delta|Δ)\s*_?\w?\s*(?P<member>[GHSU])(?![a-z])",
+        r"(?:\\?Delta|Δ)\s*+_?\w?\s*+(?P<member>[GHSU])(?![a-z])",
         r"(?i)\b(?P<member>radius|diameter|circumference)\b",
         r"(?i)\b(?P<member>minimum|maximum|average)\b",
         r"(?i)\b(?P<member>kinetic|potential)\b",
@@ -85,7 +85,17 @@ _SYMBOL_BY_WORD: Mapping[str, str] = {
 }  # fmt: skip
 _QUANTITY_WORD = re.compile(rf"\b(?:{'|'.join(_SYMBOL_BY_WORD)})\b", re.IGNORECASE)
 _NUMBERED_SYMBOL = re.compile(r"(?<![A-Za-z\\])(\\?[A-Za-z]+)_(\d)(?!\d)")
-_STANDARD_STATE = re.compile(r"\s*\^?\s*(?:\\(?:circ|ominus|degree)(?![a-zA-Z])|[°⦵⊖])")
+_QUANTITY_SYMBOLS = {
+    "angular momentum": "L J l", "angular frequency": r"\omega", "angular velocity": r"\omega", "torque": r"\tau M N",
+    "angular acceleration": r"\alpha", "wavelength": r"\lambda", "period": r"T P \tau", "frequency": r"f \nu F",
+    "momentum": "p P", "energy": r"E K T U V W KE PE Q \epsilon", "acceleration": "a g A", "velocity": "v u V c",
+    "speed": "v u V c", "force": "F N T f R", "power": "P", "charge": "q Q", "current": "I i", "resistance": "R r",
+    "capacitance": "C", "inductance": "L M", "magnetic field": "B H", "electric field": "E",
+}  # fmt: skip
+"""Usual symbols of quantities; one that is usual for others only names another quantity."""
+_ASKED_QUANTITY = re.compile(rf"\b(?:{'|'.join(_QUANTITY_SYMBOLS)})\b", re.IGNORECASE)
+_OWN_SYMBOL = re.compile(r"\s*+(\\?[A-Za-z]+)(?:_(?:\{\w+\}|\w))?\s*+=")
+_STANDARD_STATE = re.compile(r"(?<!\s)\s*+\^?\s*+(?:\\(?:circ|ominus|degree)(?![a-zA-Z])|[°⦵⊖])")
 _VALUE_START = re.compile(r"[-+~≈\d.]|\\(?:approx|sim)")
 _NOT_A_NAME = re.compile(r"[-+*/^<>()\[\]\d]|\\(?:times|cdot|frac|log|ln|sqrt)")
 _REQUEST = re.compile(
@@ -125,11 +135,13 @@ def names_other_quantity(answer: str, gold: str, question: str) -> bool:
     If the gold answer names such a quantity, that one decides, otherwise the first that the last request of the
     question names.
     """
+    clauses: list[str] = _REQUEST.findall(question[-4000:]) or [question[-4000:]]
+    if "=" not in gold and _has_other_symbol(answer, clauses[-1], question):
+        return True
     in_answer = {name for part in _named_parts(answer) for name in _named_quantities(part)}
     if not in_answer:
         return False
     in_gold = {name for part in _named_parts(gold) for name in _named_quantities(part)}
-    clauses: list[str] = _REQUEST.findall(question[-4000:]) or [question[-4000:]]
     pieces = map(_named_quantities, _PREPOSITION.split(clauses[-1]))
     in_question = next((names for names in pieces if names), set[tuple[str, str]]())
     for kind in {kind for kind, _ in in_answer}:
@@ -140,6 +152,15 @@ def names_other_quantity(answer: str, gold: str, question: str) -> bool:
         if wanted and given.isdisjoint(wanted):
             return True
     return False
+
+
+def _has_other_symbol(answer: str, request: str, question: str) -> bool:
+    """Whether an answer begins with the symbol of another quantity than asked for, which the question does not use."""
+    own, asked = _OWN_SYMBOL.match(answer), _ASKED_QUANTITY.search(_PREPOSITION.split(request)[0])
+    if own is None or asked is None or re.search(rf"(?<![A-Za-z\\]){re.escape(own[1])}(?![A-Za-z])", question):
+        return False
+    is_known = any(own[1] in symbols.split() for symbols in _QUANTITY_SYMBOLS.values())
+    return is_known and own[1] not in _QUANTITY_SYMBOLS[asked[0].casefold()].split()
 
 
 def _named_quantities(text: str) -> set[tuple[str, str]]:

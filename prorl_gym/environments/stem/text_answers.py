@@ -15,30 +15,34 @@ from prorl_gym.environments.stem.text_normalization import (
 )
 
 _OPTION_LEAD = re.compile(
-    r"^\s*(?:(?:so|thus|hence|therefore|final|correct|right|best|the|answer|ans|option|choice|statement|letter|is|it|my)\b"
+    r"^\s*+(?:(?:so|thus|hence|therefore|final|correct|right|best|the|answer|ans|option|choice|statement|letter|is|it|my)\b"
     r"[\s:,=.*]*)+",
     re.IGNORECASE,
 )
 _LEADING_LETTER = re.compile(
-    r"^[\s(\[{*]*([A-Za-z])(?![\w'\u2019^_\\])[\s)\]}*]*(?:[.:,;=\u2013\u2014]|-(?=\s+\S)|is\b)?\s*(.*)$", re.DOTALL
+    r"^[\s(\[{*]*([A-Za-z])(?![\w'\u2019^_\\])[\s)\]}*]*(?:[.:,;=\u2013\u2014]|-(?=\s+\S)|is\b)?\s*+(.*)$", re.DOTALL
 )
-_TRAILING_LETTER = re.compile(r"^(.*\S)\s*[(\[]\s*([A-Za-z])\s*[)\]]$", re.DOTALL)
-_PRAISE = re.compile(r"\s+is\s+(?:the\s+)?(?:correct|right|true)(?:\s+(?:answer|option|choice|one))?$", re.IGNORECASE)
+_TRAILING_LETTER = re.compile(r"^(.*\S)\s*+[(\[]\s*+([A-Za-z])\s*+[)\]]$", re.DOTALL)
+_REASON = re.compile(r"^(?:because|since|as|due to)\b", re.IGNORECASE)
+_BOTH = re.compile(r"^\s*+both\s+(?=\S+\s+and\b)", re.IGNORECASE)
+_PRAISE = re.compile(
+    r"(?<!\s)\s++is\s++(?:the\s+)?(?:correct|right|true)(?:\s+(?:answer|option|choice|one))?$", re.IGNORECASE
+)
 _QUOTES = ("**", "*", '"', "'", "`")
 _LEADING_ARTICLE = re.compile(r"^(?:the|an?)\s+", re.IGNORECASE)
 _BRACKETED = re.compile(r"^\((.*)\)$|^\[(.*)\]$", re.DOTALL)
-_ANSWER_LEAD = re.compile(r"^\s*(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is|:)\s*:?\s*", re.IGNORECASE)
+_ANSWER_LEAD = re.compile(r"^\s*+(?:the\s+)?(?:final\s+|correct\s+)?answer\s*+(?:is|:)\s*+:?\s*+", re.IGNORECASE)
 _ARTICLE = re.compile(r"(?<![\w'])(?:a|an|the)\s+(?=\w)", re.IGNORECASE)
 _ABBREVIATION_POINT = re.compile(r"(?<=[A-Za-z])\.(?=\s|$|[A-Za-z])")
 _POSSESSIVE = re.compile(r"(?<=[A-Za-z])['\u2019]s?(?=\s|$)")
 _PLURAL = re.compile(r"(?<=[a-z]{3})(?<![sui])s(?![\w'\u2019])")
 _FORMULA = re.compile(rf"(?:{ELEMENT}|[\d()\[\]+\-*\ue000\ue001])+")
 _CHEMICAL = re.compile(
-    rf"\\(?:ce|{tex.alternation(tex.UPRIGHT)})\s*\{{|"
-    r"[a-z]|(?<=[A-Z)])(?:\d|_\s*\{?\s*\d)|\^\s*\{?\s*\d?\s*[+-]|[⁺⁻₀-₉]|[+-]$"
+    rf"\\(?:ce|{tex.alternation(tex.UPRIGHT)})\s*+\{{|"
+    r"[a-z]|(?<=[A-Z)])(?:\d|_\s*+\{?\s*+\d)|\^\s*+\{?\s*+\d?\s*+[+-]|[⁺⁻₀-₉]|[+-]$"
 )
-_POWER = re.compile(r"\^\s*\{?\s*\d+\s*(?![\d\s+-])")
-_PARTICLE = re.compile(r"(?:[a-z]|\\[a-z]+)\s*\^\s*\{?\s*[+-]\s*\}?")
+_POWER = re.compile(r"\^\s*+\{?\s*+\d+\s*+(?![\d\s+-])")
+_PARTICLE = re.compile(r"(?:[a-z]|\\[a-z]+)\s*+\^\s*+\{?\s*+[+-]\s*+\}?")
 _STATE = re.compile(r"\((?:aq|s|l|g)\)$")
 _REACTION = re.compile(rf"(?:{ELEMENT}|[\d()\[\]+\->*\ue000\ue001])+")
 _TWO_LETTERS = frozenset(symbol for symbol in ELEMENTS if len(symbol) == 2)
@@ -46,7 +50,9 @@ _WORDS = {"yes", "no"}
 """Words that are formulas too (No)."""
 _ACRONYMS = frozenset("HIV UV PVC CNS CPU PCB IUPAC UHF VHF IBS BIOS SSB UNIC".split())
 """Capitals that happen to be symbols of elements."""
-_OPTION_LETTERS = re.compile(r"\(?([A-J])\)?(?:(?:\s*[,;&/]\s*|\s+and\s+|\s*,\s*and\s+|\s+)\(?([A-J])\)?)+", re.DOTALL)
+_OPTION_LETTERS = re.compile(
+    r"\(?([A-J])\)?(?:(?:\s*+[,;&/]\s*+|\s+and\s+|\s*+,\s*+and\s+|\s+)\(?([A-J])\)?)+", re.DOTALL
+)
 _RUN_OF_LETTERS = re.compile(r"A[B-J]+")
 _ELEMENT_NAMES = (
     "hydrogen helium lithium beryllium boron carbon nitrogen oxygen fluorine neon sodium magnesium aluminium silicon "
@@ -67,17 +73,17 @@ _ATOMIC_NUMBERS = (
     | {"aluminum": 13, "sulphur": 16, "cesium": 55}
 )
 _SYMBOL = r"(?P<symbol>[A-Z][a-z]?)"
-_MASS = r"\{?\s*(?P<mass>\d{1,3}m?)\s*\}?"
-_NUMBER = r"\{?\s*(?P<number>\d{1,3})\s*\}?"
+_MASS = r"\{?\s*+(?P<mass>\d{1,3}m?)\s*+\}?"
+_NUMBER = r"\{?\s*+(?P<number>\d{1,3})\s*+\}?"
 _NUCLIDE_FORMS = [
     re.compile(pattern)
     for pattern in (
-        rf"(?:\{{\s*\}}\s*)?\^\s*{_MASS}\s*(?:_\s*{_NUMBER}\s*)?\{{?\s*{_SYMBOL}\s*\}}?",
-        rf"(?:\{{\s*\}}\s*)?_\s*{_NUMBER}\s*\^\s*{_MASS}\s*\{{?\s*{_SYMBOL}\s*\}}?",
+        rf"(?:\{{\s*+\}}\s*+)?\^\s*+{_MASS}\s*+(?:_\s*+{_NUMBER}\s*+)?\{{?\s*+{_SYMBOL}\s*+\}}?",
+        rf"(?:\{{\s*+\}}\s*+)?_\s*+{_NUMBER}\s*+\^\s*+{_MASS}\s*+\{{?\s*+{_SYMBOL}\s*+\}}?",
         rf"(?P<mass>\d{{1,3}}m?){_SYMBOL}",
-        rf"{_SYMBOL}\s*\^\s*\{{?\s*(?P<mass>\d{{2,3}}m?)\s*\}}?",
-        rf"{_SYMBOL}\s*-\s*(?P<mass>\d{{1,3}}m?)",
-        r"(?P<symbol>[A-Za-z][a-z]{2,})(?:\s*-\s*|\s+)(?P<mass>\d{1,3}m?)",
+        rf"{_SYMBOL}\s*+\^\s*+\{{?\s*+(?P<mass>\d{{2,3}}m?)\s*+\}}?",
+        rf"{_SYMBOL}\s*+-\s*+(?P<mass>\d{{1,3}}m?)",
+        r"(?P<symbol>[A-Za-z][a-z]{2,})(?:\s*+-\s*+|\s+)(?P<mass>\d{1,3}m?)",
     )
 ]
 
@@ -94,7 +100,8 @@ def chosen_option(answer: str, options: Sequence[str]) -> int | None:
         if len(text) > 2 * len(quote) and text.startswith(quote) and text.endswith(quote):
             text = text[len(quote) : -len(quote)]
     text = _PRAISE.sub("", text.rstrip(". "))
-    keys = [comparison_key(option) for option in options]
+    keys = [comparison_key(_BOTH.sub("", option)) for option in options]
+    text = _BOTH.sub("", text)
     whole = comparison_key(text)
     if len(whole) > 1 and (place := _find_option(whole, keys)) is not None:
         return place
@@ -103,6 +110,7 @@ def chosen_option(answer: str, options: Sequence[str]) -> int | None:
         place = ascii_uppercase.find(letter.upper())
         if place < len(options) and (
             not words
+            or (_REASON.match(words) and (letter.isupper() or bare.lstrip().startswith("(")))
             or place in (_find_option(comparison_key(each), keys) for each in (words, _LEADING_ARTICLE.sub("", words)))
         ):
             return place

@@ -25,11 +25,11 @@ _MACROS: Mapping[str, tuple[int, Sequence[int]]] = (
     | {"fcolorbox": (3, (2,)), "SI": (2, (0, 1)), "qty": (2, (0, 1))}
 )
 """Macros that change the look of something: how many arguments they take, and which of these are visible."""
-_MACRO = re.compile(rf"\\({tex.alternation(_MACROS)})\*?\s*(?:\[[^\[\]{{}}]*\]\s*)?(?=\{{)")
-_OPENING = re.compile(r"\s*\{")
-_UNDERBRACE_NOTE = re.compile(r"\s*_\s*(?=\{)")
+_MACRO = re.compile(rf"\\({tex.alternation(_MACROS)})\*?\s*+(?:\[[^\[\]{{}}]*\]\s*+)?(?=\{{)")
+_OPENING = re.compile(r"\s*+\{")
+_UNDERBRACE_NOTE = re.compile(r"\s*+_\s*+(?=\{)")
 _COMMAND_BEFORE = re.compile(r"\\[a-zA-Z]+$")
-_SWITCH = re.compile(rf"\\(?:{tex.alternation(tex.SWITCHES)}|{tex.DELIMITER_SIZES})(?![a-zA-Z])\s*")
+_SWITCH = re.compile(rf"\\(?:{tex.alternation(tex.SWITCHES)}|{tex.DELIMITER_SIZES})(?![a-zA-Z])\s*+")
 _SPACE = re.compile(
     rf"\\[,;:>! ]|\\(?:{tex.alternation([*tex.WIDE_SPACES, *tex.SPACES, *tex.THIN_SPACES])})(?![a-zA-Z])"
     rf"|{tex.LENGTH}|~|[\u00a0\u2000-\u200a\u202f]"
@@ -56,38 +56,38 @@ _SIGNS = {
     for pattern, sign in {
         r"\\(?:long)?rightarrow|\\to(?![a-zA-Z])|→|⟶": "->",
         r"\\(?:times|cdot)(?![a-zA-Z])|[×·⋅∙]": "*",
-        r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|º|℃": "°",
+        r"\^\s*+\{?\s*+\\circ\s*+\}?|\\degree(?![a-zA-Z])|º|℃": "°",
         r"\\pm(?![a-zA-Z])": "±",
         r"\\leq?(?![a-zA-Z])": "≤",
         r"\\geq?(?![a-zA-Z])": "≥",
         r"\\infty(?![a-zA-Z])": "∞",
-        r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}": r"(\1)/(\2)",
-        r"\\sqrt\s*\{([^{}]*)\}|√\(?(\w+)\)?": r"sqrt(\1\2)",
+        r"\\[dt]?frac\s*+\{([^{}]*)\}\s*+\{([^{}]*)\}": r"(\1)/(\2)",
+        r"\\sqrt\s*+\{([^{}]*)\}|√\(?(\w+)\)?": r"sqrt(\1\2)",
         r"\\%": "%",
     }.items()
 }
 _BRACKETED_ATOM = re.compile(r"\(([\w.]+)\)(?=/)|(?<=/)\(([\w.]+)\)")
 _POWER_OF_NUMBER = re.compile(r"(?<![A-Za-z\d)\]])(\d+(?:\.\d+)?)\^\{?([+-]?\d+)\}?")
-_CHARGE = re.compile(r"(?<=[A-Za-z\d)\]])\^?\{?(\d*)([+-])\}?(?=$|[\s,;.)*]|->)")
+_CHARGE = re.compile(r"(?<=[A-Za-z\d)\]])(?!(?<=\d)\d)\^?\{?(\d*)([+-])\}?(?=$|[\s,;.)*]|->)")
 _RAISED_CHARGE = re.compile(
-    r"\s*\^\s*\{?\s*(?:(?P<sign>[+-])(?P<number>\d)|(?P<number_first>\d)(?P<sign_behind>[+-]))\s*\}?(?!\w)"
+    r"(?<!\s)\s*+\^\s*+\{?\s*+(?:(?P<sign>[+-])(?P<number>\d)|(?P<number_first>\d)(?P<sign_behind>[+-]))\s*+\}?(?!\w)"
 )
-_RAISED_NUMBER = re.compile(r"\s*\^\s*\{?\s*(\d+)\s*\}?(?![\d+\-])")
+_RAISED_NUMBER = re.compile(r"(?<!\s)\s*+\^\s*+\{?\s*+(\d+)\s*+\}?(?![\d+\-])")
 _ION_BEFORE = re.compile(r"[A-Za-z\d_{}()\[\]]{1,60}$")
 _ION = re.compile(rf"(?=.*[A-Z])(?:{ELEMENT}|[\d()\[\]])+")
 _BRACKETED_CHARGE = re.compile(r"(?<=[A-Za-z\d\]])\((\d*[+-])\)$")
 _LONE_ION = re.compile(rf"({ELEMENT})\+(\d)")
-_EXPLICIT_CHARGE = re.compile(r"(?<=[A-Za-z\d)\]}])\s*\^\s*\{?\s*(\d*[+-])\s*\}?")
+_EXPLICIT_CHARGE = re.compile(r"(?<=[A-Za-z\d)\]}])\s*+\^\s*+\{?\s*+(\d*[+-])\s*+\}?")
 _WORD_HYPHEN = re.compile(r"(?<=[A-Za-z])-(?=[A-Za-z])|(?<=[A-Za-z]{2})-(?=\d)|(?<=\d)-(?=[A-Za-z]{2})")
 _KEPT_POWER, _KEPT_MINUS = "\ue000", "\ue001"
 _OWN_NAME = re.compile(
-    r"\|?\s*(?:(?:\\Delta|\u0394)\s*)?\\?[A-Za-z]+(?:\{\\?[A-Za-z]+\})?'?"
-    r"(?:\s*\^\s*\{?\s*\\?(?:circ|degree|theta|ominus|prime|\u00b0|\*)\s*\}?)?(?:_(?:\w|\{[^{}=]{1,20}(?:\{[^{}=]{1,20}\})?[^{}=]{0,4}\}))?"
-    r"\s*(?:\([A-Za-z]\))?\s*\|?"
+    r"\|?\s*+(?:(?:\\Delta|\u0394)\s*+)?\\?[A-Za-z]+(?:\{\\?[A-Za-z]+\})?'?"
+    r"(?:\s*+\^\s*+\{?\s*+\\?(?:circ|degree|theta|ominus|prime|\u00b0|\*)\s*+\}?)?(?:_(?:\w|\{[^{}=]{1,20}(?:\{[^{}=]{1,20}\})?[^{}=]{0,4}\}))?"
+    r"\s*+(?:\([A-Za-z]\))?\s*+\|?"
 )
 _HBAR = re.compile(r"\\hbar(?![a-zA-Z])|[ħℏ]")
 _LETTERS_SIDE_BY_SIDE = re.compile(
-    r"(?:\\(?:text|math|operatorname|mbox|end)[a-z]*\*?|_)\s*\{[^{}]*\}|\\begin\s*\{\w+\}(?:\{[clr|]*\})?|\\[a-zA-Z]+|(?<![a-zA-Z])[a-zA-Z]{2,3}(?![a-zA-Z])"
+    r"(?:\\(?:text|math|operatorname|mbox|end)[a-z]*\*?|_)\s*+\{[^{}]*\}|\\begin\s*+\{\w+\}(?:\{[clr|]*\})?|\\[a-zA-Z]+|(?<![a-zA-Z])[a-zA-Z]{2,3}(?![a-zA-Z])"
 )
 _NO_SYMBOLS = frozenset(
     "sin cos tan cot sec csc log exp ln lg max min gcd lcm mod lim det deg arg and or for all if is the not no let of "

@@ -5,13 +5,13 @@ verifier writes ``/logs/verifier/reward.txt`` or ``reward.json``. Terminal-Bench
 ``run-tests.sh``, ``tests/``, ``solution.sh``; the verifier prints pytest's short summary.
 """
 
-import re
+import shlex
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from prorl_gym.environments.taskdir.container import (
     Container,
@@ -26,8 +26,9 @@ from prorl_gym.environments.taskdir.task_dir_row import Solution, TaskDirRow, Ta
 from prorl_gym.errors import ConfigError
 from prorl_gym.settings import RolloutSettings
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_Template = Annotated[str, Field(pattern=r"^([^$]|\$[^{])*\$?$")]
+"""A value without a variable of the host that a harness would fill in."""
 _LEAST_EVAL_SECONDS = 900.0
 _EVAL_FACTOR = 2.5
 """Deadline of EVAL per second of the verifier: it may have to run a second time, on the starting state."""
@@ -43,24 +44,43 @@ class ImportedTask:
     """Parts of the directory without a meaning here."""
 
 
-class _TimedStep(BaseModel):
+class _Table(BaseModel):
+    """Fields of Harbor 0.26.0, schema 1.4 (``models/task/config.py``), and the values that a sandbox can honour."""
+
+    model_config = ConfigDict(extra="forbid")
+    env: dict[str, _Template] = {}
+
+
+class _TimedStep(_Table):
     timeout_sec: float | None = Field(default=None, gt=0)
-    env: dict[str, str] = {}
+    user: Literal["root", 0] = "root"
+    network_mode: Literal["no-network", "public"] = "public"
+    environment_mode: Literal["shared"] = "shared"
 
 
-class _Environment(BaseModel):
+class _Environment(_Table):
     docker_image: str = ""
-    memory: str = ""
+    os: Literal["linux"] = "linux"
+    memory: str = Field(default="", pattern=r"^(\d+(\.\d+)?[KMGkmg])?$")
     memory_mb: int | None = None
+    gpus: Literal[0] = 0
+    workdir: str = ""
     allow_internet: bool | None = None
-    env: dict[str, str] = {}
+    network_mode: Literal["no-network", "public"] = "public"
 
 
-class _HarborTask(BaseModel):
+class _HarborTask(_Table):
+    version: Literal["1.0", "1.1", "1.2", "1.3", "1.4"] = "1.4"
+    schema_version: Literal["1.0", "1.1", "1.2", "1.3", "1.4"] = "1.4"
     agent: _TimedStep = _TimedStep()
-    verifier: _TimedStep = _TimedStep()
+    verifier: _TimedStep = _TimedStep(timeout_sec=600.0)
     environment: _Environment = _Environment()
+    solution: _Table = _Table()
     steps: list[Any] = []
+
+
+_LEFT_OUT = {"task", "metadata", "source", "artifacts"}
+_LEFT_OUT_OF_ENVIRONMENT = {"build_timeout_sec", "cpus", "storage", "storage_mb"}
 
 
 class _TerminalBenchTask(BaseModel):
@@ -93,9 +113,17 @@ def read_task(folder: Path, options: ImportOptions) -> ImportedTask:
 
 def _read_harbor(folder: Path, options: ImportOptions) -> ImportedTask:
     try:
-        task = _HarborTask.model_validate(tomllib.loads(read_text(folder / "task.toml")))
+        table = tomllib.loads(read_text(folder / "task.toml"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{folder}/task.toml: not valid TOML ({error}).", "Mend it.") from None
+    left_out = sorted(_LEFT_OUT & table.keys())
+    environment: Any = table.get("environment")
+    if isinstance(environment, dict):
+        environment = cast(dict[str, Any], environment)
+        limits = sorted(_LEFT_OUT_OF_ENVIRONMENT & environment.keys())
+        table["environment"] = {name: value for name, value in environment.items() if name not in limits}
+        left_out += limits
+    task = _HarborTask.model_validate({name: value for name, value in table.items() if name not in _LEFT_OUT})
     if task.steps or (folder / "steps").is_dir():
         raise ConfigError(f"{folder}: a task of several steps.", "Only tasks with one instruction can be imported.")
     budget = FileBudget()
@@ -103,24 +131,20 @@ def _read_harbor(folder: Path, options: ImportOptions) -> ImportedTask:
         resolve_within(folder, "environment"), task.environment.docker_image, set(), options, budget
     )
     container.env |= task.environment.env
-    if task.environment.allow_internet:
+    container.workdir = task.environment.workdir or container.workdir
+    container.notes += [f"'{name}' of task.toml is left out" for name in left_out]
+    if task.environment.allow_internet or "network_mode" in task.environment.model_fields_set:
         container.notes.append("the task may use the internet, a sandbox has none")
     files = _tests(folder, budget)
     verifier = _verifier(files, "bash /tests/test.sh", "/tests/test.sh", "file", task.verifier, options)
     solution = None
     if (folder / "solution" / "solve.sh").is_file():
         placed = tuple(read_tree(resolve_within(folder, "solution"), "/solution", budget))
-        solution = Solution(files=placed, command="bash /solution/solve.sh")
-    megabytes, memory = task.environment.memory_mb, task.environment.memory
-    match = _SIZE.fullmatch(memory.strip())
-    if megabytes is not None:
-        size = megabytes << 20
-    elif match is not None:
-        size = int(float(match[1]) * _UNITS[match[2].upper()])
-    elif memory:
-        raise ConfigError(f"{folder}/task.toml: memory '{memory[:40]}' is no size.", "Write for example 2G.")
-    else:
-        size = None
+        given = [f"export {name}={shlex.quote(value)}; " for name, value in task.solution.env.items()]
+        solution = Solution(files=placed, command="".join([*given, "bash /solution/solve.sh"]))
+    memory, size = task.environment.memory.upper(), (task.environment.memory_mb or 0) << 20 or None
+    if memory and not size:
+        size = int(float(memory[:-1]) * _UNITS[memory[-1]])
     question = read_text(folder / "instruction.md")
     return _build_imported_task(folder, question, container, verifier, solution, size, task.agent.timeout_sec, options)
 

@@ -151,7 +151,7 @@ def test_a_dockerfile_that_shows_the_tests_is_refused(line: str, tmp_path: Path)
         ({"tests__test_dot_sh": None}, "There is no tests/test.sh"),
         ({"task_dot_toml": "a = ["}, "not valid TOML"),
         ({"task_dot_toml": "[verifier]\ntimeout_sec = 'x'"}, "'verifier.timeout_sec' is wrong"),
-        ({"task_dot_toml": "[environment]\nmemory = 'much'"}, "memory 'much' is no size"),
+        ({"task_dot_toml": "[environment]\nmemory = 'much'"}, "'environment.memory' is wrong"),
         ({"task_dot_toml": "[[steps]]\nname = 'a'"}, "several steps"),
         ({"environment__Dockerfile": None}, "has no Dockerfile"),
         ({"environment__Dockerfile": "FROM a\nCOPY missing /x\n"}, "has no 'missing'"),
@@ -265,3 +265,40 @@ def test_bad_arguments_are_reported(
     done = CliRunner().invoke(app, ["import-tasks", *arguments, "--output", "rows.jsonl"])
     assert isinstance(done.exception, ConfigError) and message in str(done.exception)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("toml", "field"),
+    [
+        ("unheard_of = 1", "unheard_of"),
+        ('version = "2.0"', "version"),
+        ("[verifier]\nenvironment_mode = 'separate'", "verifier.environment_mode"),
+        ("[verifier.environment]\ndocker_image = 'x'", "verifier.environment"),
+        ("[[verifier.collect]]\ncommand = 'x'", "verifier.collect"),
+        ("[verifier.env]\nKEY = '${HF_TOKEN}'", "verifier.env.KEY"),
+        ("[agent]\nuser = 'nobody'", "agent.user"),
+        ("[environment]\ngpus = 1", "environment.gpus"),
+        ("[environment]\nos = 'windows'", "environment.os"),
+        ("[environment]\nskills_dir = '/s'", "environment.skills_dir"),
+        ("[environment]\nnetwork_mode = 'allowlist'", "environment.network_mode"),
+        ("[[environment.mcp_servers]]\nname = 'x'", "environment.mcp_servers"),
+        ("[environment.healthcheck]\ncommand = 'true'", "environment.healthcheck"),
+        ("[environment.env]\nMODE = '${MODE:-fast}'", "environment.env.MODE"),
+    ],
+)
+def test_a_field_that_a_sandbox_cannot_honour_is_refused_by_name(toml: str, field: str, tmp_path: Path) -> None:
+    assert f"'{field}' is wrong" in refusal(write_task(tmp_path / "sum", HARBOR, task_dot_toml=toml), run="setup")
+
+
+def test_fields_of_a_task_are_used_or_named_as_left_out(tmp_path: Path) -> None:
+    toml = "artifacts = ['/a']\n[environment]\ncpus = 2\nworkdir = '/srv'\n[solution.env]\nV = 'a b'\n"
+    found = imported(write_task(tmp_path / "sum", HARBOR, task_dot_toml=toml), run="setup")
+    assert found.notes[-2:] == ("'artifacts' of task.toml is left out", "'cpus' of task.toml is left out")
+    assert (found.row.workdir, found.row.verifier.seconds) == ("/srv", 600.0)
+    assert found.row.solution is not None
+    assert found.row.solution.command == "export V='a b'; bash /solution/solve.sh"
+
+
+def test_a_compose_file_of_another_name_is_the_tasks_own(tmp_path: Path) -> None:
+    files = {"environment__docker-compose_dot_yml": "services: {a: {}, b: {}}"}
+    assert imported(write_task(tmp_path / "sum", HARBOR, **files), run="setup").row.env["GREETING"] == "hello world"

@@ -56,9 +56,51 @@ class Left:
         ({"reward.json": "0", "reward.txt": "1"}, None),
         ({"reward.json": "1", "reward.txt": "5"}, None),
         ({"reward.json": "torn", "reward.txt": "1"}, None),
+        *(({"reward.txt": text}, float(text)) for text in ("1.", "+1", ".99", " 1e-1\n", "1_0e-1")),
+        ({"reward.txt": "\ufeff1\n"}, 1.0),
+        ({"reward.json": '\ufeff{"reward": 1}'}, 1.0),
+        ({"reward.txt": "nan"}, None),
+        ({"reward.txt": "true"}, None),
+        ({"reward.txt": ""}, None),
+        ({"reward.json": '{"reward": "1"}'}, None),
+        ({"reward.json": "{}"}, None),
+        ({"reward.json": '{"reward": true}'}, 1.0),
+        ({"reward.json": "false"}, None),
+        ({"reward.json": '{"reward": -1}', "reward.txt": "1"}, None),
+        ({"reward.json": '{"score": "1", "passed": 3}', "reward.txt": "1"}, None),
+        ({"reward.json": '{"correctness": 1, "style": 0.5}'}, None),
+        ({"reward.json": '{"score": 1.0, "passed": 3}', "reward.txt": "1.0"}, 1.0),
+        ({"reward.json": '{"reward": 0.5, "style": 1}', "reward.txt": "0.5"}, 0.5),
+        ({"reward.json": '{"reward": 1, "style": 1}', "reward.txt": "0"}, None),
     ],
 )
 async def test_a_reward_is_a_number_from_nought_to_one_that_nothing_contradicts(
     logs: dict[str, str], expected: float | None
 ) -> None:
     assert await run_verifier(cast(Sandbox, Left(logs)), TASK, 1.0) == expected
+
+
+HEADER = "=========== short test summary info ============\n"
+END = "============ 1 passed, 1 failed in 0.01s =============\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (f"ERROR    app:t.py:4 refused\nFAILED to open\n{HEADER}PASSED t.py::a\n{END}ERROR afterwards\n", 1.0),
+        (f"{HEADER}PASSED t.py::a\n1 passed in 0.01s\nFAILED afterwards\n", 1.0),
+        (f"\x1b[36m\x1b[1m{HEADER.strip()}\x1b[0m\n\x1b[32mPASSED\x1b[0m t.py::\x1b[1ma\x1b[0m\n{END}", 1.0),
+        (f"{HEADER}PASSED t.py::a\nFAILED t.py::b - no\n{END}", 0.0),
+        (f"{HEADER}PASSED t.py::a\n{END}log\nERROR x\n{HEADER}PASSED u.py::b\n{END}", 1.0),
+        (f"{HEADER}PASSED forged\n{END}{HEADER}ERROR t.py::a\n{END}", 0.0),
+        (f"{HEADER}ERROR t.py::a\n{END}{HEADER}PASSED forged\n{END}", 0.0),
+        (f"{HEADER}SKIPPED [1] t.py:3: why\n1 passed in 1s\nFAILED t.py::b\n{END}", 0.0),
+        (f"{HEADER}PASSED t.py::a\nFAILED t.py::b", 0.0),
+        (f"{HEADER}SKIPPED [1] t.py:3: why\n{END}", 0.0),
+        ("PASSED t.py::a\n", None),
+    ],
+)
+async def test_only_the_summary_of_pytest_counts(output: str, expected: float | None) -> None:
+    verifier = TASK.verifier.model_copy(update={"reward": "pytest"})
+    left = cast(Sandbox, Left({"output.txt": output}))
+    assert await run_verifier(left, TASK.model_copy(update={"verifier": verifier}), 1.0) == expected

@@ -20,8 +20,6 @@ from prorl_gym.config import ConfigModel
 from prorl_gym.environments.taskdir.task_dir_row import MAX_BYTES, MAX_FILES, SetupRun, TaskFile
 from prorl_gym.errors import ConfigError
 
-_COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
-
 _IGNORED = {"CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "VOLUME", "SHELL"}
 _INSTRUCTION = re.compile(r"\s*([A-Za-z]+)(?:\s+|$)(.*)", re.DOTALL)
 _HEREDOC = re.compile(r"<<-?\s*[\"']?([A-Za-z_]\w*)[\"']?")
@@ -105,8 +103,8 @@ def read_container(
     ``hidden``: see ``_read_copied``. Raises ``ConfigError``: there is no container, it is a link or elsewhere, or a
     sandbox cannot do what it needs.
     """
-    compose = next((folder / name for name in _COMPOSE if (folder / name).is_file()), None)
-    service = _read_service(compose) if compose is not None else {}
+    compose = folder / "docker-compose.yaml"  # Harbor and Terminal-Bench read no other name
+    service = _read_service(compose) if compose.is_file() else {}
     section: Any = service.get("build")
     build = cast(dict[str, Any], section) if isinstance(section, dict) else {}
     if str(build.get("context", ".")).strip("./"):

@@ -53,7 +53,9 @@ _PAUSES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 """Seconds between checks that killed processes are gone: the kernel takes a while to free much memory."""
 
 _OUTPUT = f"{LOGS}/output.txt"
-_SUMMARY = re.compile(r"^(PASSED|FAILED|SKIPPED|XFAIL|XPASS|ERROR)\s+\S", re.MULTILINE)
+_HEADER = re.compile(r"^=+ short test summary info =+\s*$", re.MULTILINE)
+_END = re.compile(r"\A(.*)^(?:=+ )?\d+ [a-z]+[^\n]* in [\d.]+s.*", re.DOTALL | re.MULTILINE)
+_STATUS = re.compile(r"^(PASSED|FAILED|SKIPPED|XFAIL|XPASS|ERROR)\s+\S", re.MULTILINE)
 _GOOD = {"PASSED", "XFAIL", "SKIPPED"}
 _LARGEST = 4 << 20
 _ROUNDING = 0.005
@@ -271,15 +273,15 @@ async def run_verifier(sandbox: Sandbox, task: TaskDirRow, seconds: float) -> fl
     if verifier.reward == "exit":
         return None if ran.timed_out or ran.exit_code in (126, 127) else float(ran.exit_code == 0)
     if verifier.reward == "pytest":  # one test passed at least and none failed; skipped tests do not count
-        found = set(_SUMMARY.findall(await _read(sandbox, _OUTPUT) or ""))
+        output = re.sub(r"\x1b\[[\d;]*m", "", await _read(sandbox, _OUTPUT) or "")
+        sections = [_END.sub(r"\1", part) for part in _HEADER.split(output)[1:]]
+        found = {status for section in sections for status in _STATUS.findall(section)}
         return float(found <= _GOOD and bool(found & {"PASSED", "XFAIL"})) if found else None
     # Of the files that exist, both must agree, rounding aside.
-    texts = [await _read(sandbox, f"{LOGS}/{name}") for name in ("reward.json", "reward.txt")]
-    numbers = [_parse_reward(text) for text in texts if text is not None]
-    rewards = [number for number in numbers if number is not None]
-    if not rewards or len(rewards) < len(numbers) or max(rewards) - min(rewards) > _ROUNDING:
-        return None
-    return rewards[0]
+    texts = [(name, await _read(sandbox, f"{LOGS}/{name}")) for name in ("reward.json", "reward.txt")]
+    rewards = [one for name, text in texts if text is not None for one in _parse_rewards(text, name == "reward.json")]
+    known = [reward for reward in rewards if reward is not None and 0.0 <= reward <= 1.0]
+    return known[0] if known and len(known) == len(rewards) and max(known) - min(known) <= _ROUNDING else None
 
 
 async def read_verifier_output(sandbox: Sandbox) -> str:
@@ -292,27 +294,22 @@ async def read_verifier_output(sandbox: Sandbox) -> str:
 
 async def _read(sandbox: Sandbox, path: str) -> str | None:
     try:
-        return (await sandbox.read_file(path, limit=_LARGEST)).decode("utf-8", "replace")
+        return (await sandbox.read_file(path, limit=_LARGEST)).decode("utf-8-sig", "replace")
     except OSError:
         return None
 
 
-def _parse_reward(text: str) -> float | None:
-    """Return the reward of a file: a number from 0 to 1, ``{"reward": number}``, or an object with one number.
+def _parse_rewards(text: str, is_json: bool) -> list[float | None]:
+    """Return the rewards of a file, as Harbor 0.26.0 reads it (``verifier/verifier.py``); ``None``: it has an error.
 
-    The bounds matter where an agent can forge the file.
+    A number, or of an object ``reward`` or its only number. Several numbers without ``reward`` are none at all.
     """
     try:
-        value: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(value, dict):
-        values = cast(dict[str, Any], value)
-        value = values.get("reward", next(iter(values.values())) if len(values) == 1 else None)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if 0.0 <= number <= 1.0 else None
+        value: Any = json.loads(text) if is_json else float(text)
+        bare = {"reward": None if isinstance(value, bool) else value}
+        values = cast(dict[str, Any], value) if isinstance(value, dict) else bare
+        if not all(isinstance(number, int | float) for number in values.values()):
+            return [None]
+        return [float(number) for name, number in values.items() if len(values) == 1 or name == "reward"]
+    except (ValueError, OverflowError, RecursionError):
+        return [None]

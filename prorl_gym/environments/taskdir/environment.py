@@ -280,7 +280,7 @@ async def run_verifier(sandbox: Sandbox, task: TaskDirRow, seconds: float) -> fl
     # Of the files that exist, both must agree, rounding aside.
     texts = [(name, await _read(sandbox, f"{LOGS}/{name}")) for name in ("reward.json", "reward.txt")]
     rewards = [one for name, text in texts if text is not None for one in _parse_rewards(text, name == "reward.json")]
-    known = [reward for reward in rewards if reward is not None and 0.0 <= reward <= 1.0]
+    known = [reward for reward in rewards if 0.0 <= reward <= 1.0]
     return known[0] if known and len(known) == len(rewards) and max(known) - min(known) <= _ROUNDING else None
 
 
@@ -299,17 +299,17 @@ async def _read(sandbox: Sandbox, path: str) -> str | None:
         return None
 
 
-def _parse_rewards(text: str, is_json: bool) -> list[float | None]:
-    """Return the rewards of a file, as Harbor 0.26.0 reads it (``verifier/verifier.py``); ``None``: it has an error.
+def _parse_rewards(text: str, is_json: bool) -> list[float]:
+    """Return the rewards of a file, as Harbor 0.26.0 reads it (``verifier/verifier.py``); NaN: it has an error.
 
     A number, or of an object ``reward`` or its only number. Several numbers without ``reward`` are none at all.
     """
     try:
         value: Any = json.loads(text) if is_json else float(text)
-        bare = {"reward": None if isinstance(value, bool) else value}
+        bare: dict[str, Any] = {"reward": None if isinstance(value, bool) else value}
         values = cast(dict[str, Any], value) if isinstance(value, dict) else bare
         if not all(isinstance(number, int | float) for number in values.values()):
-            return [None]
+            return [float("nan")]
         return [float(number) for name, number in values.items() if len(values) == 1 or name == "reward"]
     except (ValueError, OverflowError, RecursionError):
-        return [None]
+        return [float("nan")]

@@ -45,7 +45,7 @@ class ImportedTask:
 
 
 class _Table(BaseModel):
-    """Fields of Harbor 0.26.0, schema 1.4 (``models/task/config.py``), and the values that a sandbox can honour."""
+    """Fields of Harbor 0.26.0, schema 1.4 (its ``TaskConfig``), and the values that a sandbox can honour."""
 
     model_config = ConfigDict(extra="forbid")
     env: dict[str, _Template] = {}

@@ -300,7 +300,7 @@ async def _read(sandbox: Sandbox, path: str) -> str | None:
 
 
 def _parse_rewards(text: str, is_json: bool) -> list[float]:
-    """Return the rewards of a file, as Harbor 0.26.0 reads it (``verifier/verifier.py``); NaN: it has an error.
+    """Return the rewards of a file, as Harbor 0.26.0 reads it (its ``Verifier``); NaN: it has an error.
 
     A number, or of an object ``reward`` or its only number. Several numbers without ``reward`` are none at all.
     """

@@ -25,6 +25,7 @@ def test_large():
     assert (len(found), found[-1], sum(found)) == (148933, 1999993, 142913828922)
 
 
+print("=" * 27, "short test summary info", "=" * 27)
 for test in (test_small, test_large):
     try:
         test()

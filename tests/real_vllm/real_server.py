@@ -102,16 +102,12 @@ class RealServer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
-    def running(self, count, *, sampling=False, call=None):
-        """Return when so many are at work there; ``sampling``: and each has a token. ``call`` must not end before."""
-
-        def is_open():
-            assert call is None or not call.done(), call
-
-        until(lambda: self.metric("vllm:num_requests_running") == count, 60, is_open, self._figures)
+    def running(self, count, *, sampling=False):
+        """Return when so many calls are at work there; ``sampling``: and each has a token."""
+        until(lambda: self.metric("vllm:num_requests_running") == count, 60, found=self._figures)
         if sampling:  # a step gives each of them one; the figure is at most a step late
             wanted = self.metric("vllm:generation_tokens_total") + 2 * count
-            until(lambda: self.metric("vllm:generation_tokens_total") >= wanted, 60, is_open, self._figures)
+            until(lambda: self.metric("vllm:generation_tokens_total") >= wanted, 60, found=self._figures)
 
     def _figures(self):
         return [self.metric(f"vllm:{name}") for name in ("num_requests_running", "generation_tokens_total")]

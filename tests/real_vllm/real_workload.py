@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prorl_gym.inference.balance.engine_pool import EnginePool
@@ -56,6 +56,14 @@ def words(name: str, count: int) -> list[int]:
 
 def call(ids: Sequence[int], **changes: Any) -> GenerationRequest:
     return request(**{"prompt_ids": list(ids), "session_id": "s", "max_tokens": 16, "conversation": None, **changes})
+
+
+async def begin(engine: Any, asked: GenerationRequest) -> asyncio.Task[Any]:
+    """Start a call, and return its task when a token of it has come."""
+    has_sampled = asyncio.Event()
+    running = asyncio.create_task(engine.generate(replace(asked, on_tokens=lambda ids: has_sampled.set())))
+    await has_sampled.wait()
+    return running
 
 
 async def play(

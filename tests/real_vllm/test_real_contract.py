@@ -6,7 +6,7 @@ import math
 import pytest
 from real_fleet import Figures, Fleet
 from real_server import CONTEXT, MODEL, VOCAB
-from real_workload import SAME, call, farthest, words
+from real_workload import SAME, begin, call, farthest, words
 
 from prorl_gym.errors import FailureKind
 from prorl_gym.inference.protocol import ContextExceeded
@@ -135,8 +135,7 @@ async def test_an_aborted_turn_gives_its_tokens_and_goes_on_elsewhere(fleet: Fle
     first, second = fleet.engines()
     prompt = words("aborted", 300)
     request = call(prompt, max_tokens=1500, seed=3, stop_token_ids=())
-    running = asyncio.create_task(first.generate(request))
-    await asyncio.to_thread(fleet.servers[0].running, 1, sampling=True, call=running)
+    running = await begin(first, request)
     await first.cancel(request.request_id)
     partial = await running
     assert partial.finish_reason == "abort"

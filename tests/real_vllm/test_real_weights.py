@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from real_fleet import Figures, Fleet
-from real_workload import SAME, call, farthest, words
+from real_workload import SAME, begin, call, farthest, words
 
 from prorl_gym.inference.protocol import EngineOverloaded
 
@@ -87,8 +87,7 @@ async def test_a_pause_that_keeps_goes_on_with_a_turn_where_it_was(fleet: Fleet)
     was_kept = False
     while not was_kept:  # on a busy machine the turn may end before the pause comes
         request = call(words("kept", 200), max_tokens=800, seed=5, stop_token_ids=())
-        running = asyncio.create_task(engine.generate(request))
-        await asyncio.to_thread(fleet.servers[0].running, 1, sampling=True, call=running)
+        running = await begin(engine, request)
         await asyncio.to_thread(fleet.servers[0].post, "/pause?mode=keep")
         was_kept = not running.done()
         await asyncio.to_thread(fleet.servers[0].post, "/resume")
@@ -98,8 +97,7 @@ async def test_a_pause_that_keeps_goes_on_with_a_turn_where_it_was(fleet: Fleet)
 async def test_a_pause_that_aborts_hands_out_what_was_sampled(fleet: Fleet, figures: Figures):
     engine, other = fleet.engines()
     request = call(words("dropped", 200), max_tokens=1500, seed=6, stop_token_ids=())
-    running = asyncio.create_task(engine.generate(request))
-    await asyncio.to_thread(fleet.servers[0].running, 1, sampling=True, call=running)
+    running = await begin(engine, request)
     await asyncio.to_thread(fleet.servers[0].post, "/pause?mode=abort")
     result = await running
     assert result.finish_reason == "abort"

@@ -107,7 +107,6 @@ class ChatPrefixDialect(Dialect[ChatPrefixOptions]):
         if logprobs is None:
             raise checks.missing_logprobs_error()
         return self.make_result(
-            request,
             answered,
             ids,
             checks.check_logprobs(checks.require_array(logprobs, "generation_log_probs"), len(ids)),

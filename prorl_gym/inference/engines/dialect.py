@@ -183,7 +183,6 @@ class Dialect(ABC, Generic[OptionsT]):
 
     def make_result(
         self,
-        request: GenerationRequest,
         answered: AnsweredCall,
         ids: list[int],
         logprobs: list[float],
@@ -196,8 +195,6 @@ class Dialect(ABC, Generic[OptionsT]):
     ) -> GenerationResult:
         """Return the result of a call, whose version spans and routed experts are not checked yet."""
         checks = self.validator
-        if text_turn is None:
-            checks.check_certainty(logprobs, request)
         return GenerationResult(
             token_ids=ids,
             logprobs=logprobs,

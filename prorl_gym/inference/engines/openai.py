@@ -86,7 +86,7 @@ class OpenAIDialect(Dialect[OpenAIOptions]):
         parts = [*([said.text] if said.text else ()), *(f"<tool_call>\n{call}\n</tool_call>" for call in calls)]
         ids = list(self._options.encode("\n".join(parts)))[: request.max_tokens]
         cached = read_cached_tokens(answer, len(request.prompt_ids))
-        return self.make_result(request, answered, ids, [0.0] * len(ids), finish, cached_tokens=cached, text_turn=said)
+        return self.make_result(answered, ids, [0.0] * len(ids), finish, cached_tokens=cached, text_turn=said)
 
     def _parse_message(self, message: JsonObject) -> TextTurn:
         text, calls = message.get("content"), message.get("tool_calls")

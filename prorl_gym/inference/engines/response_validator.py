@@ -26,9 +26,6 @@ _LOWEST_LOGPROB = -1000.0
 """No token is sampled with less than e**-104, the least float32; raw log-probs are lower by the temperature. Engines
 write -9999 (vLLM), -1e9 or the lowest float32 for minus infinity."""
 
-_UNCERTAIN_TOKENS = 32
-"""So many tokens sampled from the whole distribution are not all certain to the last bit of a float."""
-
 _CONTEXT_SLACK = 8
 """Tokens by which servers end a call before their context is full: SGLang keeps one or two free."""
 
@@ -182,12 +179,6 @@ class ResponseValidator:
         if number > _HIGHEST_LOGPROB:
             raise self.contract_error(f"returned a positive log-prob ({number:.4g})")
         return min(number, 0.0)
-
-    def check_certainty(self, logprobs: Sequence[float], request: GenerationRequest) -> None:
-        """Check that log-probs of sampled tokens were computed: a server that lacks them returns zeros."""
-        is_whole = request.temperature >= 1.0 and request.top_p == 1.0 and request.top_k <= 0
-        if is_whole and len(logprobs) >= _UNCERTAIN_TOKENS and not any(logprobs):
-            raise self.contract_error(f"returned the log-prob 0 for each of {len(logprobs)} tokens")
 
     def check_probe(self, value: object, where: str, token_ids: Sequence[int]) -> Sequence[object]:
         """Return the entries of a probe but the first, which is null: nothing comes before it."""

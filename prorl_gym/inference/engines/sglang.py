@@ -181,7 +181,6 @@ class SglangDialect(Dialect[SglangOptions]):
         if spans is None and meta.get("weight_version") is not None:
             spans = [{"version": meta["weight_version"], "start": 0, "end": len(ids)}]
         return self.make_result(
-            request,
             answered,
             ids,
             self._logprobs(meta.get("output_token_logprobs"), ids, "output_token_logprobs"),

@@ -155,7 +155,6 @@ class VllmDialect(Dialect[VllmOptions]):
         if not answered.is_prompt_checked:
             checks.check_prompt_echo(choice.get("prompt_token_ids"), request, _ECHO_FIX)
         return self.make_result(
-            request,
             answered,
             ids,
             self._logprobs(choice, ids),

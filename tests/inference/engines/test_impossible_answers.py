@@ -120,23 +120,6 @@ async def test_an_unlikely_token_is_possible(wire: Wire) -> None:
 
 
 @of_every_dialect
-@pytest.mark.parametrize("value", [0.0, -0.0, 1e-9])
-async def test_log_probs_that_are_all_zero_were_not_computed(wire: Wire, value: float) -> None:
-    ids = [*range(10, 42), STOP_ID]
-    error = await wire.refusal(ids, wire.logprobs(ids, value), max_tokens=64, temperature=1.0)
-    assert "for each of 33 tokens" in error.what
-    few = [10, 11, STOP_ID]
-    assert (await wire.answer(few, wire.logprobs(few, value), temperature=1.0)).token_ids == few
-
-
-@pytest.mark.parametrize("name", ["vllm", "sglang"])
-@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 1}])
-async def test_tokens_without_an_alternative_are_certain(name: str, settings: dict[str, Any]) -> None:
-    ids = [*range(10, 42), STOP_ID]
-    assert (await WIRES[name].answer(ids, WIRES[name].logprobs(ids, 0.0), max_tokens=64, **settings)).token_ids == ids
-
-
-@of_every_dialect
 @pytest.mark.parametrize(("ids", "finish"), [([10, CONTROL], "stop"), ([*range(10, 17), STOP_ID], "length")])
 async def test_a_turn_may_end_with_a_control_token_or_with_the_last_that_fits(
     wire: Wire, ids: list[int], finish: str

@@ -81,6 +81,7 @@ class _HarborTask(_Table):
 
 _LEFT_OUT = {"task", "metadata", "source", "artifacts"}
 _LEFT_OUT_OF_ENVIRONMENT = {"build_timeout_sec", "cpus", "storage", "storage_mb"}
+"""What describes a task, and limits that change no result."""
 
 
 class _TerminalBenchTask(BaseModel):
@@ -133,7 +134,9 @@ def _read_harbor(folder: Path, options: ImportOptions) -> ImportedTask:
     container.env |= task.environment.env
     container.workdir = task.environment.workdir or container.workdir
     container.notes += [f"'{name}' of task.toml is left out" for name in left_out]
-    if task.environment.allow_internet or "network_mode" in task.environment.model_fields_set:
+    parts = (task.agent, task.verifier, task.environment)
+    modes = {part.network_mode for part in parts if "network_mode" in part.model_fields_set}
+    if task.environment.allow_internet or "public" in modes:
         container.notes.append("the task may use the internet, a sandbox has none")
     files = _tests(folder, budget)
     verifier = _verifier(files, "bash /tests/test.sh", "/tests/test.sh", "file", task.verifier, options)

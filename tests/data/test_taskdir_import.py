@@ -119,6 +119,13 @@ def test_a_prebuilt_image_needs_no_dockerfile_steps(tmp_path: Path) -> None:
     assert any("internet" in note for note in found.notes)
 
 
+def test_a_task_without_network_loses_nothing(tmp_path: Path) -> None:
+    toml = "[environment]\ndocker_image = 'ghcr.io/team/task:1'\nnetwork_mode = 'no-network'\n"
+    assert not any(
+        "internet" in note for note in imported(write_task(tmp_path / "sum", HARBOR, task_dot_toml=toml)).notes
+    )
+
+
 def test_a_built_image_holds_what_run_and_copy_make(tmp_path: Path) -> None:
     found = imported(write_task(tmp_path / "sum", HARBOR), run="built", image_map={"*": "mine"})
     assert (found.row.image, found.row.setup, found.row.env["GREETING"]) == ("mine", (), "hello world")

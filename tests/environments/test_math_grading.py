@@ -39,6 +39,7 @@ def pool():
         ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"),
         ("\\boxed{\\left\\{ x \\right.}", "\\left\\{ x \\right."),
         ("\\boxed{\\boxed{7}}", "7"),
+        ("\\boxed{ $\\boxed{7}$ }", "7"),
         ("$\\boxed{$7$}$", "7"),
         ("\\boxed {7}", "7"),
         ("\\boxed{日本}", "日本"),
@@ -55,6 +56,12 @@ def pool():
 )
 def test_last_box_is_found(text: str, content: str):
     assert last_boxed(text) == content
+
+
+def test_a_model_that_repeats_a_box_takes_no_time_that_grows_with_its_square():
+    assert last_boxed("\\boxed{" * 50_000 + "7" + "}" * 50_000) == "7"
+    with pytest.raises(NoAnswerError, match="not closed"):
+        last_boxed("\\boxed{" * 50_000)
 
 
 @pytest.mark.parametrize(

@@ -102,5 +102,9 @@ END = "============ 1 passed, 1 failed in 0.01s =============\n"
 )
 async def test_only_the_summary_of_pytest_counts(output: str, expected: float | None) -> None:
     verifier = TASK.verifier.model_copy(update={"reward": "pytest"})
+    task = TASK.model_copy(update={"verifier": verifier})
     left = cast(Sandbox, Left({"output.txt": output}))
-    assert await run_verifier(left, TASK.model_copy(update={"verifier": verifier}), 1.0) == expected
+    assert await run_verifier(left, task, 1.0) == expected
+    # A long line after it takes no time that grows with its square.
+    left = cast(Sandbox, Left({"output.txt": f"{output}1 {'a' * 500_000}\n"}))
+    assert await run_verifier(left, task, 1.0) == expected

@@ -38,6 +38,7 @@ LENGTH = r"\\(?:kern|mkern|hskip|mskip)\s*+-?[\d.]+\s*+(?:pt|em|ex|mu|mm|cm|in)(
 SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ"
 SUPERSCRIPT_TABLE = str.maketrans(SUPERSCRIPTS, "0123456789+-n")
 _BOX = re.compile(r"\\boxed\s*+(?:(?P<brace>\{)|(?P<digit>\d)(?=\s*+(?:$|\$|\\[)\]])|\.(?:\s|$)))?")
+_INNER_BOX = re.compile(r"[$ \n]*+\\boxed\s*+\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
@@ -58,20 +59,23 @@ def last_boxed(text: str) -> str:
     box without content, or without braces around more than a digit, only mentions the macro. Raises ``NoAnswerError``:
     there is no box, or the last one is not closed or empty.
     """
-    why, answer, position = "no boxed answer", "", 0
+    why, answer, position, closings = "no boxed answer", "", 0, _closing_braces(text)
     while (box := _BOX.search(text, position)) is not None:
         position = box.end()
         if box["digit"] is not None:
             answer = box["digit"]
         elif box["brace"] is None:
             why = "the last \\boxed has no braces"
-        elif (length := closing_brace(text[position - 1 :])) is None:
+        elif (end := closings.get(box.end() - 1)) is None:
             why, answer = "the last \\boxed is not closed", ""
         else:
-            position += length
-            content = _BOX.sub(r"\g<digit>\g<brace>", text[box.end() : position - 1]).strip().strip("$").strip()
-            while content.startswith("{") and closing_brace(content) == len(content) - 1:
-                content = content[1:-1].strip().strip("$").strip()
+            start, position = box.end(), end + 1
+            while inner := _INNER_BOX.match(text, start):
+                closed = closings[inner.end() - 1]
+                if text[closed + 1 : end].strip("$ \n"):
+                    break
+                start, end = inner.end(), closed
+            content = _BOX.sub(r"\g<digit>\g<brace>", text[start:end]).strip().strip("$").strip()
             why = "the last \\boxed is empty"
             answer = content if content.strip(".… ") else answer
     if not answer:
@@ -79,11 +83,18 @@ def last_boxed(text: str) -> str:
     return answer
 
 
+def _closing_braces(text: str) -> dict[int, int]:
+    """Return the index of the closing brace for that of each opening one that is closed, in one pass."""
+    opened: list[int] = []
+    closings: dict[int, int] = {}
+    for match in _BRACE.finditer(text):
+        if match[0] == "{":
+            opened.append(match.start())
+        elif match[0] == "}" and opened:
+            closings[opened.pop()] = match.start()
+    return closings
+
+
 def closing_brace(text: str) -> int | None:
     """Return the index of the brace that closes the one at the start of a text; ``None`` when there is none."""
-    depth = 0
-    for match in _BRACE.finditer(text):
-        depth += {"{": 1, "}": -1}.get(match[0], 0)
-        if depth == 0:
-            return match.start()
-    return None
+    return _closing_braces(text).get(0)

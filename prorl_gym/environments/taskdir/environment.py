@@ -54,7 +54,7 @@ _PAUSES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 
 _OUTPUT = f"{LOGS}/output.txt"
 _HEADER = re.compile(r"^=+ short test summary info =+\s*$", re.MULTILINE)
-_END = re.compile(r"\A(.*)^(?:=+ )?\d+ [a-z]+[^\n]* in [\d.]+s.*", re.DOTALL | re.MULTILINE)
+_END = re.compile(r"\A(.*)^(?:=+ )?\d+ [a-z][^\n]* in [\d.]+s.*", re.DOTALL | re.MULTILINE)
 _STATUS = re.compile(r"^(PASSED|FAILED|SKIPPED|XFAIL|XPASS|ERROR)\s+\S", re.MULTILINE)
 _GOOD = {"PASSED", "XFAIL", "SKIPPED"}
 _LARGEST = 4 << 20

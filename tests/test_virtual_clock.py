@@ -1,9 +1,10 @@
 """The clock of simulations: time passes where nothing else can happen, and a loop that can never go on says so."""
 
 import asyncio
+import gc
 
 import pytest
-from simulation.virtual_clock import run_virtually
+from simulation.virtual_clock import run_deterministically, run_virtually
 
 
 def test_hours_pass_at_once_and_in_order():
@@ -31,8 +32,11 @@ def test_hours_pass_at_once_and_in_order():
 
 
 def test_a_loop_on_which_nothing_will_happen_raises():
-    async def work() -> None:
-        await asyncio.Event().wait()
-
     with pytest.raises(RuntimeError, match="everything waits"):
-        run_virtually(work())
+        run_virtually(asyncio.Event().wait())
+
+
+def test_a_run_leaves_frozen_objects_frozen():
+    frozen = gc.get_freeze_count()  # by `conftest.py`
+    run_deterministically(lambda: asyncio.sleep(0), 0)
+    assert gc.get_freeze_count() >= frozen > 0

@@ -205,7 +205,6 @@ def run_deterministically(
     asyncio.set_event_loop(loop)
     freeze, report = gc.freeze, sys.unraisablehook
     gc.disable()  # a dropped task that is collected runs its ``finally`` blocks: not during the run
-    gc.freeze()
     gc.freeze = lambda: None  # a service freezes what it has at its start
     try:
         with _virtual_clocks(loop):
@@ -218,7 +217,6 @@ def run_deterministically(
             loop.close()
             gc.collect()
         sys.unraisablehook, gc.freeze = report, freeze
-        gc.unfreeze()
         gc.enable()
         random.setstate(state)
 

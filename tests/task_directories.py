@@ -60,6 +60,7 @@ instruction: |-
 parser_name: pytest
 max_agent_timeout_sec: 60.0
 max_test_timeout_sec: 30.0
+difficulty: easy
 """,
     "Dockerfile": "FROM ghcr.io/base:1\nWORKDIR /app\nCOPY . /app\n",
     "docker-compose.yaml": """\
@@ -70,8 +71,10 @@ services:
     image: ${NAME}
     command: ["sh", "-c", "sleep infinity"]
     environment:
-      - TEST_DIR=${T}
+      - TEST_DIR=${T_BENCH_TEST_DIR}
       - COLOUR=blue
+    volumes:
+      - ${T_BENCH_TASK_LOGS_PATH}:${T_BENCH_CONTAINER_LOGS_PATH}
 """,
     "notes.txt": "to be copied\n",
     "run-tests.sh": """\

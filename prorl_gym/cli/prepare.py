@@ -1,6 +1,7 @@
 """``prorl-gym prepare`` and ``import-tasks``: rows of public data sets, source distributions and task directories."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -12,7 +13,7 @@ from prorl_gym.cli.validate import BackendName
 from prorl_gym.errors import ConfigError
 
 if TYPE_CHECKING:
-    from prorl_gym.data.pipeline import LocatedRow
+    from prorl_gym.data.pipeline import ConversionReport, LocatedRow
     from prorl_gym.data.sdist.row_maker import ProjectReport, RowOptions
     from prorl_gym.data.task_layouts import ImportedTask
     from prorl_gym.environments.protocol import Environment
@@ -120,11 +121,17 @@ async def _rows_from_dataset(
         convert_rows(located, select_converters(environment.name, form), environment, report), limit or None
     ):
         yield row
+    _print_report(report)
+
+
+def _print_report(report: "ConversionReport") -> None:
+    from prorl_gym.cli.service_client.service_connection import printable
+
     typer.echo(f"{_row_count_text(report.read)} read, {report.written} written, {report.skipped.total()} left out.")
     if report.unproven:
         typer.echo(f"  {report.unproven} of these without a solution: `prorl-gym validate` cannot prove them.")
     for reason, count in sorted(report.skipped.items()):
-        typer.echo(f"  {count} left out: {reason} (the first: {report.first_examples[reason]})")
+        typer.echo(printable(f"  {count} left out: {reason} (the first: {report.first_examples[reason]})"))
 
 
 def _row_count_text(count: int) -> str:
@@ -202,7 +209,7 @@ def import_tasks(
     """
     from prorl_gym.cli.service_client.service_connection import printable
     from prorl_gym.config import load_config
-    from prorl_gym.data.pipeline import open_row_file
+    from prorl_gym.data.pipeline import ConversionReport, open_row_file
     from prorl_gym.data.task_layouts import read_task
     from prorl_gym.environments.taskdir.container import ImportOptions
 
@@ -214,24 +221,40 @@ def import_tasks(
     given: dict[str, Any] = {"run": dockerfile_run, "keep": tuple(keep or ()), "test_command": test_command}
     options = load_config(ImportOptions, {**given, "image_map": {image: to for image, _, to in pairs}}, "import-tasks")
     tasks = [task for directory in directories for task in _find_tasks(directory)]
-    count = 0
+    report, ignored, places = ConversionReport(read=len(tasks)), ConversionReport(), dict[str, Path]()
     with open_row_file(output, force=force) as write:
         for task in tasks:
             try:
                 imported = read_task(task, options)
+                if places.setdefault(imported.row.id, task) is not task:
+                    first = places[imported.row.id]
+                    raise ConfigError(f"{task}: has the name of {first}.", "Rename one: it is the row's id.")
             except ConfigError as error:
                 typer.echo(printable(f"{task.name}: {error}"), err=True)
+                report.skip(_reason(error, task), task.name)
                 continue
             write(_gym_row(imported))
-            count += 1
+            report.written += 1
+            report.unproven += imported.row.solution is None
             for note in imported.notes:
                 typer.echo(printable(f"{task.name}: {note}"), err=True)
-        if not count:
+                ignored.skip(note, task.name)
+        _print_report(report)
+        for note, count in sorted(ignored.skipped.items()):
+            typer.echo(printable(f"  {count} written: {note} (the first: {ignored.first_examples[note]})"))
+        if not report.written:
             typer.echo("no task was imported")
             raise typer.Exit(1)  # leaves the output as it was
-    typer.echo(f"{count} of {len(tasks)} tasks are in {output}")
-    if count < len(tasks):
+    typer.echo(f"{report.written} of {len(tasks)} tasks are in {output}")
+    if report.skipped:
         raise typer.Exit(1)
+
+
+def _reason(error: ConfigError, task: Path) -> str:
+    """Return what is wrong with a task, without its name, lines and commands: equal for all tasks of that kind."""
+    text = str(error).partition("\n")[0].replace(f"{task}/", "").replace(f"{task}: ", "")
+    text = re.sub(r"'[^']*'", lambda found: "'...'" if " " in found[0] else found[0], text)
+    return re.sub(r":\d+:", ":", text)
 
 
 def _gym_row(imported: "ImportedTask") -> dict[str, Any]:

@@ -1,17 +1,18 @@
-"""Task directories as Harbor and Terminal-Bench lay them out, read as rows.
+"""Task directories as Harbor 0.26.0 and Terminal-Bench 0.2.18 lay them out, read as rows.
 
 Harbor: ``task.toml``, ``instruction.md``, ``environment/Dockerfile``, ``tests/test.sh``, ``solution/solve.sh``; the
 verifier writes ``/logs/verifier/reward.txt`` or ``reward.json``. Terminal-Bench: ``task.yaml``, ``Dockerfile``,
 ``run-tests.sh``, ``tests/``, ``solution.sh``; the verifier prints pytest's short summary.
 """
 
+import re
 import shlex
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from prorl_gym.environments.taskdir.container import (
     Container,
@@ -27,8 +28,18 @@ from prorl_gym.errors import ConfigError
 from prorl_gym.settings import RolloutSettings
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_Template = Annotated[str, Field(pattern=r"^([^$]|\$[^{])*\$?$")]
+
+
+def _check_plain(value: str) -> str:
+    if "${" in value:
+        raise ValueError("${...} is a variable of the host, write its value out")
+    return value
+
+
+_Plain = Annotated[str, AfterValidator(_check_plain)]
 """A value without a variable of the host that a harness would fill in."""
+_VERIFIER_SECONDS = 600.0
+"""Harbor's default."""
 _LEAST_EVAL_SECONDS = 900.0
 _EVAL_FACTOR = 2.5
 """Deadline of EVAL per second of the verifier: it may have to run a second time, on the starting state."""
@@ -48,7 +59,7 @@ class _Table(BaseModel):
     """Fields of Harbor 0.26.0, schema 1.4 (its ``TaskConfig``), and the values that a sandbox can honour."""
 
     model_config = ConfigDict(extra="forbid")
-    env: dict[str, _Template] = {}
+    env: dict[str, _Plain] = {}
 
 
 class _TimedStep(_Table):
@@ -73,7 +84,7 @@ class _HarborTask(_Table):
     version: Literal["1.0", "1.1", "1.2", "1.3", "1.4"] = "1.4"
     schema_version: Literal["1.0", "1.1", "1.2", "1.3", "1.4"] = "1.4"
     agent: _TimedStep = _TimedStep()
-    verifier: _TimedStep = _TimedStep(timeout_sec=600.0)
+    verifier: _TimedStep = _TimedStep()
     environment: _Environment = _Environment()
     solution: _Table = _Table()
     steps: list[Any] = []
@@ -84,12 +95,28 @@ _LEFT_OUT_OF_ENVIRONMENT = {"build_timeout_sec", "cpus", "storage", "storage_mb"
 """What describes a task, and limits that change no result."""
 
 
+_HARBOR_ENTRIES = {"task.toml", "instruction.md", "environment", "tests", "solution", "README.md", ".gitignore"}
+_NETWORK = re.compile(r"(?m)^[^#\n]*?\b(apt|apt-get|apk|conda|curl|npm|pip|pip3|uv|uvx|wget)\s")
+"""A line of a verifier's script that probably needs a network."""
+
+
 class _TerminalBenchTask(BaseModel):
+    """Fields of Terminal-Bench 0.2.18 (its ``Task``), and ``descriptions`` of its first tasks."""
+
+    model_config = ConfigDict(extra="forbid")
     instruction: str = ""
     descriptions: list[dict[str, Any]] = []
     parser_name: str = "pytest"
-    max_agent_timeout_sec: float | None = None
-    max_test_timeout_sec: float | None = None
+    max_agent_timeout_sec: float = 360.0
+    max_test_timeout_sec: float = Field(default=60.0, gt=0)
+    run_tests_in_same_shell: Literal[False] = False
+
+
+_LEFT_OUT_OF_BENCH = {
+    *("author_name", "author_email", "difficulty", "category", "tags", "disable_asciinema"),
+    *("estimated_duration_sec", "expert_time_estimate_min", "junior_time_estimate_min"),
+}
+"""What describes a task, and its recording."""
 
 
 def is_task(folder: Path) -> bool:
@@ -106,9 +133,8 @@ def read_task(folder: Path, options: ImportOptions) -> ImportedTask:
     except ValidationError as error:
         fault = error.errors()[0]
         where = ".".join(map(str, fault["loc"]))
-        raise ConfigError(
-            f"{folder}: '{where}' is wrong: {fault['msg']}.", "Mend it in the task's directory."
-        ) from None
+        why = fault["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{folder}: '{where}' is wrong: {why}.", "Mend it in the task's directory.") from None
     raise ConfigError(f"{folder}: has neither task.toml nor task.yaml.", "Give directories of tasks.")
 
 
@@ -127,24 +153,33 @@ def _read_harbor(folder: Path, options: ImportOptions) -> ImportedTask:
     task = _HarborTask.model_validate({name: value for name, value in table.items() if name not in _LEFT_OUT})
     if task.steps or (folder / "steps").is_dir():
         raise ConfigError(f"{folder}: a task of several steps.", "Only tasks with one instruction can be imported.")
+    for name in ("trajectory.json", "tests/.harborignore", "solution/.harborignore"):
+        if (folder / name).exists():
+            raise ConfigError(f"{folder / name}: is not understood.", "Only tasks without it can be imported.")
     budget = FileBudget()
     container = read_container(
-        resolve_within(folder, "environment"), task.environment.docker_image, set(), options, budget
+        resolve_within(folder, "environment"),
+        options,
+        budget,
+        prebuilt=task.environment.docker_image,
+        workdir=task.environment.workdir,
+        env=task.environment.env,
+        service="main",
     )
-    container.env |= task.environment.env
-    container.workdir = task.environment.workdir or container.workdir
     container.notes += [f"'{name}' of task.toml is left out" for name in left_out]
+    others = {entry.name for entry in folder.iterdir()} - _HARBOR_ENTRIES
+    container.notes += [f"'{name}' of the directory is left out" for name in sorted(others)]
     parts = (task.agent, task.verifier, task.environment)
     modes = {part.network_mode for part in parts if "network_mode" in part.model_fields_set}
     if task.environment.allow_internet or "public" in modes:
         container.notes.append("the task may use the internet, a sandbox has none")
     files = _tests(folder, budget)
-    verifier = _verifier(files, "bash /tests/test.sh", "/tests/test.sh", "file", task.verifier, options)
+    verifier = _verifier(files, "/tests/test.sh", "file", task.verifier, options, container.notes)
     solution = None
     if (folder / "solution" / "solve.sh").is_file():
-        placed = tuple(read_tree(resolve_within(folder, "solution"), "/solution", budget))
+        placed = _with_script(read_tree(resolve_within(folder, "solution"), "/solution", budget), "/solution/solve.sh")
         given = [f"export {name}={shlex.quote(value)}; " for name, value in task.solution.env.items()]
-        solution = Solution(files=placed, command="".join([*given, "bash /solution/solve.sh"]))
+        solution = Solution(files=placed, command="".join([*given, "/solution/solve.sh"]))
     memory, size = task.environment.memory.upper(), (task.environment.memory_mb or 0) << 20 or None
     if memory and not size:
         size = int(float(memory[:-1]) * _UNITS[memory[-1]])
@@ -156,7 +191,9 @@ def _read_terminal_bench(folder: Path, options: ImportOptions) -> ImportedTask:
     import yaml
 
     try:
-        task = _TerminalBenchTask.model_validate(yaml.safe_load(read_text(folder / "task.yaml")))
+        given: Any = yaml.safe_load(read_text(folder / "task.yaml"))
+        table = cast(dict[str, Any], given) if isinstance(given, dict) else {}
+        task = _TerminalBenchTask.model_validate({k: v for k, v in table.items() if k not in _LEFT_OUT_OF_BENCH})
     except yaml.YAMLError as error:
         raise ConfigError(f"{folder}/task.yaml: not valid YAML ({error}).", "Mend it.") from None
     if task.parser_name != "pytest" and not options.test_command:
@@ -165,13 +202,16 @@ def _read_terminal_bench(folder: Path, options: ImportOptions) -> ImportedTask:
     budget = FileBudget()
     # The Dockerfile is next to files that the agent must not see, so COPY is checked against these names.
     hidden = {"tests", "run-tests.sh", "task.yaml", "solution.sh", "solution.yaml", "solution"}
-    container = read_container(folder, "", hidden, options, budget)
+    container = read_container(folder, options, budget, hidden=hidden)
+    container.notes += [f"'{name}' of task.yaml is left out" for name in sorted(table.keys() & _LEFT_OUT_OF_BENCH)]
+    if len(task.descriptions) > 1 or (folder / "solution.yaml").exists():
+        container.notes.append("other descriptions than 'base', and solution.yaml, are left out")
     files = _tests(folder, budget)
     if (folder / "run-tests.sh").is_file():
         script = read_text(folder / "run-tests.sh").encode()
         files = [*files, TaskFile(path="/tests/run-tests.sh", data=script, executable=True)]
     limits = _TimedStep(timeout_sec=task.max_test_timeout_sec, env={"TEST_DIR": "/tests"})
-    verifier = _verifier(files, "bash /tests/run-tests.sh", "/tests/run-tests.sh", "pytest", limits, options)
+    verifier = _verifier(files, "bash /tests/run-tests.sh", "pytest", limits, options, container.notes)
     solution = None
     if (folder / "solution.sh").is_file():
         placed = TaskFile(path="/solution/solution.sh", data=read_text(folder / "solution.sh").encode())
@@ -190,16 +230,24 @@ def _tests(folder: Path, budget: FileBudget) -> list[TaskFile]:
     return read_tree(resolve_within(folder, "tests"), "/tests", budget)
 
 
+def _with_script(files: list[TaskFile], script: str) -> tuple[TaskFile, ...]:
+    """Return files, the script among them made executable."""
+    return tuple(file.model_copy(update={"executable": True}) if file.path == script else file for file in files)
+
+
 def _verifier(
-    files: list[TaskFile], command: str, script: str, reward: Any, limits: _TimedStep, options: ImportOptions
+    files: list[TaskFile], command: str, reward: Any, limits: _TimedStep, options: ImportOptions, notes: list[str]
 ) -> Verifier:
+    script = command.split()[-1]
+    found = next((file for file in files if file.path == script), None)
     if options.test_command:
         command, reward = options.test_command, "exit"
-    elif not any(file.path == script for file in files):
+    elif found is None:
         raise ConfigError(f"There is no {script.removeprefix('/')}.", "Add it, or give --test-command.")
-    return Verifier(
-        files=tuple(files), command=command, reward=reward, env=limits.env, seconds=limits.timeout_sec or 120.0
-    )
+    elif match := _NETWORK.search(found.data.decode("utf-8", "replace")):
+        notes.append(f"its tests run {match[1]}: a sandbox has no network, so see that `validate` finds the row good")
+    seconds = limits.timeout_sec or _VERIFIER_SECONDS
+    return Verifier(files=_with_script(files, script), command=command, reward=reward, env=limits.env, seconds=seconds)
 
 
 def _build_imported_task(

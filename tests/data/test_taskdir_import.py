@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from prorl_gym.cli.main import app
 from prorl_gym.data.task_layouts import ImportedTask, read_task
-from prorl_gym.environments.taskdir.container import CopyStep, ImportOptions, read_dockerfile
+from prorl_gym.environments.taskdir.container import ImportOptions
+from prorl_gym.environments.taskdir.dockerfile import CopyStep, RunStep, read_dockerfile
 from prorl_gym.environments.taskdir.task_dir_row import SetupRun, TaskFile
 from prorl_gym.errors import ConfigError
 
@@ -32,38 +33,56 @@ def test_a_dockerfile_is_read_in_its_order() -> None:
     assert recipe.image == "python:3.13-slim"
     assert recipe.env == {"GREETING": "hello world", "WHERE": "/app/data"}
     assert recipe.workdir == "/app"
+    command = ("/bin/sh", "-c", "mkdir -p made     && echo made > made/file")
     assert recipe.steps == [
         CopyStep(("data/",), "/app/data", is_directory_target=True),
-        CopyStep(("tool.sh",), "/usr/local/bin/tool", is_directory_target=False),
-        SetupRun(command="mkdir -p made  && echo made > made/file", cwd="/app"),
+        CopyStep(("tool.sh",), "/usr/local/bin/tool", is_directory_target=False, mode=0o755),
+        RunStep(command, cwd="/app", env={"PLACE": "/app", **recipe.env}),
     ]
-    assert recipe.ignored == ["CMD"]
+    assert recipe.notes == ["CMD of the Dockerfile means nothing here"]
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("RUN <<EOF\necho a\necho b\nEOF", "echo a\necho b"),
-        ("RUN --mount=type=cache,target=/x echo a", "echo a"),
-        ('RUN ["echo", "a b"]', "echo 'a b'"),
-        ("RUN cat <<'X' > f\ntext\nX\nUSER root", "cat <<'X' > f\ntext\nX"),
+        ("RUN <<EOF\necho a\n EOF\nEOF", ("/bin/sh", "-c", "echo a\n EOF")),
+        ("RUN <<-EOF\n\techo a\n\tEOF", ("/bin/sh", "-c", "echo a")),
+        ("RUN --mount=type=cache,target=/x echo a", ("/bin/sh", "-c", "echo a")),
+        ('RUN ["echo", "a b"]', ("echo", "a b")),
+        ('RUN ["echo", 1]', ("/bin/sh", "-c", '["echo", 1]')),
+        ("RUN cat <<'X' > f\ntext\nX\nUSER root", ("/bin/sh", "-c", "cat <<'X' > f\ntext\nX")),
+        ("RUN cat <<<X\nUSER root", ("/bin/sh", "-c", "cat <<<X")),
+        ("RUN echo $((1<<X))\nUSER root", ("/bin/sh", "-c", "echo $((1<<X))")),
+        ("RUN echo a\\\n\n# no\n  b", ("/bin/sh", "-c", "echo a  b")),
+        ('SHELL ["/bin/bash", "-ec"]\nRUN a', ("/bin/bash", "-ec", "a")),
     ],
 )
-def test_run_of_all_forms(line: str, expected: str) -> None:
+def test_run_of_all_forms(line: str, expected: tuple[str, ...]) -> None:
     (step,) = read_dockerfile(f"FROM a\n{line}\n", "D").steps
-    assert step == SetupRun(command=expected, cwd="/")
+    assert step == RunStep(expected, cwd="/", env={})
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("ENV A=1 B=\"x y\" C='z'", {"A": "1", "B": "x y", "C": "z"}),
-        ("ENV A some words", {"A": "some words"}),
-        ("ENV A=1\nENV B=${A}2 C=${D:-3} E=\\$A", {"A": "1", "B": "12", "C": "3", "E": "$A"}),
+        ("ENV A some  'words'", {"A": "some  words"}),
+        ("ENV A=1 C='$A' E=\\$A F=x\\ y", {"A": "1", "C": "$A", "E": "$A", "F": "x y"}),
+        ("ARG D\nARG P=1 Q=2\nENV A=$P$Q B=${D:-3} C=${P:+set} E=${D+set}", {"A": "12", "B": "3", "C": "set", "E": ""}),
+        ("ENV A=x\\\ny", {"A": "xy"}),
+        ('ENV A="$ $(x) \\n"', {"A": "$ $(x) \\n"}),
     ],
 )
 def test_env_of_all_forms(line: str, expected: dict[str, str]) -> None:
     assert read_dockerfile(f"FROM a\n{line}\n", "D").env == expected
+
+
+def test_a_command_has_the_variables_of_its_place() -> None:
+    """As in BuildKit: arguments too, and none that is set after it."""
+    recipe = read_dockerfile("ARG V=7\nFROM a\nARG V\nENV A=1\nRUN x\nENV A=2 B=3\n", "D")
+    (step,) = recipe.steps
+    assert isinstance(step, RunStep)
+    assert step.setup(recipe.env).command == "env -u B V=7 A=1 /bin/sh -c x"
 
 
 @pytest.mark.parametrize(
@@ -71,11 +90,26 @@ def test_env_of_all_forms(line: str, expected: dict[str, str]) -> None:
     [
         ("RUN x\n", "has no FROM"),
         ("FROM a\nFROM b\n", "D:2: a second stage"),
-        ("FROM a\nCOPY --from=b x y\n", "D:2: COPY from elsewhere"),
-        ("FROM a\nADD https://x.example/y z\n", "D:2: ADD of this form"),
+        ("FROM --platform=linux/arm64 a\n", "FROM --platform=linux/arm64 is not understood"),
+        ("# escape=`\nFROM a\n", "D:1: # escape=` is not understood"),
+        ("FROM a\nCOPY --from=b x y\n", "D:2: COPY --from is not understood"),
+        ("FROM a\nCOPY --exclude=*.md x /y\n", "COPY --exclude is not understood"),
+        ("FROM a\nCOPY --chown=1000 x /y\n", "COPY --chown=1000"),
+        ("FROM a\nCOPY --chmod=u+x x /y\n", "COPY --chmod=u[+]x is not understood"),
+        ("FROM a\nCOPY <<E /y\nE\n", "COPY of a here-document is not understood"),
+        ("FROM a\nCOPY x y\n", "'y' is below the image's own directory"),
+        ("FROM a\nRUN --mount=type=secret,id=x a\n", "RUN --mount=type=secret,id=x is not understood"),
+        ("FROM a\nRUN --network=host a\n", "RUN --network is not understood"),
+        ("FROM a\nRUN <<E\n#!/usr/bin/python3\nE\n", "RUN of a script with '#!/usr/bin/python3' is not understood"),
+        ("FROM a\nRUN <<E\na\n", "'<<E' does not end"),
+        ("FROM a\nADD x.tar.gz /y\n", "D:2: ADD is not understood"),
+        ('FROM a\nENTRYPOINT ["/start"]\n', "D:2: ENTRYPOINT is not understood"),
         ("FROM a\n\nUSER agent\n", "D:3: USER agent"),
         ("FROM a\nONBUILD RUN x\n", "D:2: ONBUILD is not understood"),
-        ("FROM a\nENV A='x\n", "D:2: cannot be read"),
+        ("FROM a\nENV A='x\n", 'D:2: "\'x" is not understood'),
+        ("FROM a\nENV PATH=/x:$PATH\n", "D:2: [$]PATH is not set here"),
+        ("FROM a\nENV A=1 B=${A#1}\n", "'[$]{A#1}' is not understood"),
+        ("FROM a\nARG TARGETARCH\n", "ARG TARGETARCH is that of a builder"),
     ],
 )
 def test_what_cannot_be_done_is_refused(text: str, message: str) -> None:
@@ -104,8 +138,9 @@ def test_a_harbor_task(tmp_path: Path) -> None:
     assert [step.path if isinstance(step, TaskFile) else step.command[:13] for step in row.setup] == [
         "/app/data/numbers.txt",
         "/usr/local/bin/tool",
-        "mkdir -p made",
+        "env PLACE=/ap",
     ]
+    assert row.verifier.command == "/tests/test.sh"  # as Harbor runs it: its first line names the interpreter
     assert row.verifier.env == {"MODE": "strict"} and row.verifier.seconds == 30.0
     assert {file.path for file in row.verifier.files} == {"/tests/test.sh", "/tests/check.py"}
     assert row.solution is not None and row.solution.files[1].executable
@@ -119,6 +154,22 @@ def test_a_prebuilt_image_needs_no_dockerfile_steps(tmp_path: Path) -> None:
     assert any("internet" in note for note in found.notes)
 
 
+def test_the_environment_of_a_prebuilt_image_goes_to_its_working_directory(tmp_path: Path) -> None:
+    """As Harbor uploads it where there is no Dockerfile."""
+    toml = "[environment]\ndocker_image = 'ghcr.io/team/task:1'\nworkdir = '/srv'\n"
+    folder = write_task(tmp_path / "sum", HARBOR, task_dot_toml=toml, environment__Dockerfile=None)
+    found = [step.path for step in imported(folder).row.setup if isinstance(step, TaskFile)]
+    assert found == ["/srv/data/numbers.txt", "/srv/tool.sh"]
+
+
+def test_copied_files_keep_who_may_read_them(tmp_path: Path) -> None:
+    dockerfile = "FROM a\nWORKDIR /app\nCOPY data/numbers.txt key\nCOPY --chmod=711 tool.sh /app\n"
+    folder = write_task(tmp_path / "sum", HARBOR, environment__Dockerfile=dockerfile)
+    (folder / "environment/data/numbers.txt").chmod(0o460)
+    found = [step.path if isinstance(step, TaskFile) else step.command for step in imported(folder).row.setup]
+    assert found == ["/app/key", "chmod 640 /app/key", "/app/tool.sh", "chmod 711 /app/tool.sh"]
+
+
 def test_a_task_without_network_loses_nothing(tmp_path: Path) -> None:
     toml = "[environment]\ndocker_image = 'ghcr.io/team/task:1'\nnetwork_mode = 'no-network'\n"
     assert not any(
@@ -127,15 +178,24 @@ def test_a_task_without_network_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_built_image_holds_what_run_and_copy_make(tmp_path: Path) -> None:
-    found = imported(write_task(tmp_path / "sum", HARBOR), run="built", image_map={"*": "mine"})
+    dockerfile = f"{HARBOR['environment/Dockerfile']}COPY --from=x tests /t\nENV PATH=/x:$PATH\n"
+    folder = write_task(tmp_path / "sum", HARBOR, environment__Dockerfile=dockerfile)
+    found = imported(folder, run="built", image_map={"*": "mine"})
     assert (found.row.image, found.row.setup, found.row.env["GREETING"]) == ("mine", (), "hello world")
+    assert "PATH" not in found.row.env
+    assert "COPY, RUN, ENV PATH of the Dockerfile are taken to be in the image" in found.notes
+    assert "COPY may show tests or a solution to the agent" in found.notes
 
 
 def test_a_terminal_bench_task_hides_what_stands_beside_its_dockerfile(tmp_path: Path) -> None:
-    row = imported(write_task(tmp_path / "word", BENCH)).row
-    assert (row.image, row.env, row.verifier.reward) == ("docker://ghcr.io/base:1", {"COLOUR": "blue"}, "pytest")
+    found = imported(write_task(tmp_path / "word", BENCH))
+    row = found.row
+    assert (row.image, row.verifier.reward) == ("docker://ghcr.io/base:1", "pytest")
+    assert row.env == {"TEST_DIR": "/tests", "COLOUR": "blue"}
     placed = {step.path for step in row.setup if not isinstance(step, SetupRun)}
     assert placed == {"/app/Dockerfile", "/app/docker-compose.yaml", "/app/notes.txt"}
+    assert "'solution.sh' is not copied to the agent" in found.notes
+    assert "'volumes' of the compose file is left out" in found.notes
 
 
 EXAMPLES = Path(__file__).parents[2] / "environments" / "prorl_taskdir"
@@ -145,7 +205,7 @@ EXAMPLES = Path(__file__).parents[2] / "environments" / "prorl_taskdir"
     "line", ["COPY tests /t", "COPY solution.sh /s", "COPY *.sh /s/", "COPY ./tests/../solution.sh /s"]
 )
 def test_a_dockerfile_that_shows_the_tests_is_refused(line: str, tmp_path: Path) -> None:
-    said = refusal(write_task(tmp_path / "word", BENCH, Dockerfile=f"FROM a\n{line}\n"))
+    said = refusal(write_task(tmp_path / "word", BENCH, Dockerfile=f"FROM a\nWORKDIR /app\n{line}\n"))
     assert "would show it to the agent" in said or "leads outside" in said
 
 
@@ -161,16 +221,46 @@ def test_a_dockerfile_that_shows_the_tests_is_refused(line: str, tmp_path: Path)
         ({"task_dot_toml": "[environment]\nmemory = 'much'"}, "'environment.memory' is wrong"),
         ({"task_dot_toml": "[[steps]]\nname = 'a'"}, "several steps"),
         ({"environment__Dockerfile": None}, "has no Dockerfile"),
-        ({"environment__Dockerfile": "FROM a\nCOPY missing /x\n"}, "has no 'missing'"),
-        ({"environment__Dockerfile": "FROM a\nCOPY ../x /x\n"}, "leads outside"),
-        ({"environment__docker-compose_dot_yaml": "services: {a: {}, b: {}}"}, "several containers"),
-        ({"environment__docker-compose_dot_yaml": "services: {a: {privileged: true}}"}, "privileged"),
+        ({"environment__Dockerfile": "FROM a\nWORKDIR /app\nCOPY missing /x\n"}, "has no 'missing'"),
+        ({"environment__Dockerfile": "FROM a\nWORKDIR /app\nCOPY ../x /x\n"}, "leads outside"),
+        ({"environment__Dockerfile": "FROM a\nRUN x\n"}, "names no working directory"),
+        ({"environment__Dockerfile": "FROM a\nWORKDIR /app\nCOPY data /tests/\n"}, "COPY to '/tests'"),
+        ({"environment__Dockerfile": "FROM a\nWORKDIR /app\nCOPY **/x /y/\n"}, "the pattern '**/x'"),
+        ({"environment__Dockerfile": "FROM a\nWORKDIR /app\nENV A=$B\n", "run": "built"}, "ENV A, but no built image"),
+        ({"run": "built"}, "COPY, but no built image stands for its FROM"),
+        ({"environment___dot_dockerignore": "x"}, ".dockerignore: is not understood"),
+        ({"tests___dot_harborignore": "x"}, "tests/.harborignore: is not understood"),
+        ({"trajectory_dot_json": "{}"}, "trajectory.json: is not understood"),
         ({"environment__docker-compose_dot_yaml": "{"}, "not valid YAML"),
+        *(
+            ({"environment__docker-compose_dot_yaml": f"services: {text}"}, message)
+            for text, message in [
+                ("{main: {}, b: {}}", "several containers (main, b)"),
+                ("{web: {}}", "several containers (web)"),
+                ("{main: {privileged: true}}", "'services.main.privileged' is wrong"),
+                ("{main: {ports: ['80:80']}}", "'services.main.ports' is wrong"),
+                ("{main: {command: nginx}}", "'services.main.command' is wrong"),
+                ("{main: {volumes: ['./data:/data']}}", "'services.main.volumes.0' is wrong"),
+                ("{main: {build: {context: ., args: {A: 1}}}}", "'services.main.build.args' is wrong"),
+                ("{main: {build: ..}}", "'services.main.build.context' is wrong"),
+                ("{main: {deploy: {resources: {reservations: {}}}}}", "'services.main.deploy.resources.reservations"),
+                ("{main: {environment: {A: true}}}", "'services.main.environment"),
+                ("{main: {environment: ['A=${B}']}}", "A is '${B}', a variable of the host"),
+                ("{main: {image: x}}", "both an image and a Dockerfile"),
+                ("{main: {}}\nsecrets: {}", "'secrets' is wrong"),
+            ]
+        ),
     ],
 )
 def test_a_task_that_cannot_be_imported(changes: dict[str, str | None], message: str, tmp_path: Path) -> None:
     run = changes.pop("run", "setup")
     assert message in refusal(write_task(tmp_path / "sum", HARBOR, **changes), run=run)
+
+
+@pytest.mark.parametrize("field", ["run_tests_in_same_shell: true", "test_scripts: [a.sh]"])
+def test_a_terminal_bench_field_that_has_a_meaning_is_refused(field: str, tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "word", BENCH, task_dot_yaml=f"{BENCH['task.yaml']}{field}\n")
+    assert f"'{field.partition(':')[0]}' is wrong" in refusal(folder)
 
 
 def test_other_parsers_are_refused(tmp_path: Path) -> None:
@@ -208,7 +298,7 @@ def test_where_a_task_is_may_be_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["alias", "alias/test_outputs.py", "al*", "."])
 def test_a_link_to_the_tests_does_not_show_them(source: str, tmp_path: Path) -> None:
-    folder = write_task(tmp_path / "word", BENCH, Dockerfile=f"FROM a\nCOPY {source} /app/\n")
+    folder = write_task(tmp_path / "word", BENCH, Dockerfile=f"FROM a\nWORKDIR /app\nCOPY {source} /app/\n")
     os.symlink("tests", folder / "alias")
     assert "link" in refusal(folder)
 
@@ -240,6 +330,9 @@ def test_the_command_writes_what_it_can_and_reports_the_rest(tmp_path: Path) -> 
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 1
     assert "torn: There is no tests/test.sh" in done.output
+    assert "2 rows read, 1 written, 1 left out." in done.output
+    assert "  1 left out: There is no tests/test.sh. (the first: torn)\n" in done.output
+    assert "  1 written: 'metadata' of task.toml is left out (the first: good)\n" in done.output
     assert "1 of 2 tasks are in" in done.output
     assert rows.read_text().count("\n") == 1
     again = CliRunner().invoke(app, given)
@@ -248,6 +341,13 @@ def test_the_command_writes_what_it_can_and_reports_the_rest(tmp_path: Path) -> 
     (tmp_path / "tasks" / "good").rename(tmp_path / "elsewhere")
     assert "no task was imported" in CliRunner().invoke(app, [*given, "--force"]).output
     assert rows.read_text().count("\n") == 1, "the file is as it was"
+
+
+def test_two_tasks_of_one_name_do_not_become_one_row_id(tmp_path: Path) -> None:
+    places = [str(write_task(tmp_path / place / "sum", BENCH)) for place in "ab"]
+    done = CliRunner().invoke(app, ["import-tasks", *places, "--output", str(tmp_path / "rows.jsonl")])
+    assert done.exit_code == 1
+    assert f"has the name of {places[0]}" in done.output
 
 
 def test_the_example_rows_are_current(tmp_path: Path) -> None:
@@ -303,9 +403,13 @@ def test_fields_of_a_task_are_used_or_named_as_left_out(tmp_path: Path) -> None:
     assert found.notes[-2:] == ("'artifacts' of task.toml is left out", "'cpus' of task.toml is left out")
     assert (found.row.workdir, found.row.verifier.seconds) == ("/srv", 600.0)
     assert found.row.solution is not None
-    assert found.row.solution.command == "export V='a b'; bash /solution/solve.sh"
+    assert found.row.solution.command == "export V='a b'; /solution/solve.sh"
 
 
-def test_a_compose_file_of_another_name_is_the_tasks_own(tmp_path: Path) -> None:
-    files = {"environment__docker-compose_dot_yml": "services: {a: {}, b: {}}"}
-    assert imported(write_task(tmp_path / "sum", HARBOR, **files), run="setup").row.env["GREETING"] == "hello world"
+def test_other_files_of_a_task_are_its_own_or_named(tmp_path: Path) -> None:
+    files = {"environment__docker-compose_dot_yml": "services: {a: {}, b: {}}", "notes_dot_md": "x"}
+    files["tests__test_dot_sh"] = "# no pip\n  pip install x\n"
+    found = imported(write_task(tmp_path / "sum", HARBOR, **files), run="setup")
+    assert found.row.env["GREETING"] == "hello world"
+    assert "'notes.md' of the directory is left out" in found.notes
+    assert any(note.startswith("its tests run pip") for note in found.notes)

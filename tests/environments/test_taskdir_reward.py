@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from prorl_gym.environments.taskdir.environment import LOGS, run_verifier
+from prorl_gym.environments.taskdir.environment import LOGS, SpoiledStateError, copy_kept_paths, run_verifier
 from prorl_gym.environments.taskdir.task_dir_row import TaskDirRow
-from prorl_gym.sandbox.protocol import Sandbox
+from prorl_gym.errors import GraderError
+from prorl_gym.sandbox.protocol import ExecResult, Sandbox
 
 TASK = TaskDirRow.model_validate(
     {"question": "q", "verifier": {"files": [{"path": "/tests/t", "data": ""}], "command": "t", "reward": "file"}}
@@ -78,6 +79,17 @@ async def test_a_reward_is_a_number_from_nought_to_one_that_nothing_contradicts(
     logs: dict[str, str], expected: float | None
 ) -> None:
     assert await run_verifier(cast(Sandbox, Left(logs)), TASK, 1.0) == expected
+
+
+@pytest.mark.parametrize(("code", "error"), [(127, GraderError), (2, SpoiledStateError)])
+async def test_an_image_without_tar_is_not_the_agents_doing(code: int, error: type[Exception]) -> None:
+    class Bare(Left):
+        async def exec(self, command: Sequence[str], **options: Any) -> ExecResult:
+            return ExecResult(exit_code=code, stdout=b"", stderr=b"")
+
+    sandbox = cast(Sandbox, Bare({}))
+    with pytest.raises(error):
+        await copy_kept_paths(sandbox, sandbox, ("/app",))
 
 
 HEADER = "=========== short test summary info ============\n"

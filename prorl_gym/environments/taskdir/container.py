@@ -5,7 +5,6 @@ itself, and ``RUN`` needs a decision (``ImportOptions.run``), since a sandbox ha
 bounds, and links are not followed: task directories come from elsewhere.
 """
 
-import json
 import os
 import re
 import shlex
@@ -13,19 +12,20 @@ import stat
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from posixpath import join, normpath
-from typing import Any, Literal, cast
+from posixpath import join
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
 from prorl_gym.config import ConfigModel
+from prorl_gym.environments.taskdir.dockerfile import CopyStep, Recipe, read_dockerfile
 from prorl_gym.environments.taskdir.task_dir_row import MAX_BYTES, MAX_FILES, SetupRun, TaskFile
 from prorl_gym.errors import ConfigError
 
-_IGNORED = {"CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "VOLUME", "SHELL"}
-_INSTRUCTION = re.compile(r"\s*([A-Za-z]+)(?:\s+|$)(.*)", re.DOTALL)
-_HEREDOC = re.compile(r"<<-?\s*[\"']?([A-Za-z_]\w*)[\"']?")
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^{}]*))?\}|(\w+))")
-_DOLLAR = "\0"
-"""Placeholder of an escaped dollar sign while variables are expanded."""
+_LOG_MOUNT = r"^\$\{(T_BENCH_TASK|HOST)_\w*(LOGS|ARTIFACTS)_PATH\}:\$\{(T_BENCH_CONTAINER|ENV)_\w+\}$"
+_HARNESS_VARIABLES = {"${T_BENCH_TEST_DIR}": "/tests", "${TEST_DIR}": ""}
+"""Values that Terminal-Bench fills in, and one that Harbor's converter writes and nothing sets."""
 
 
 class ImportOptions(ConfigModel):
@@ -49,31 +49,10 @@ class Container:
     """The starting state of a task's sandbox."""
 
     image: str
-    workdir: str = "/app"
+    workdir: str
     env: dict[str, str] = field(default_factory=dict[str, str])
     setup: list[TaskFile | SetupRun] = field(default_factory=list["TaskFile | SetupRun"])
     notes: list[str] = field(default_factory=list[str])
-
-
-@dataclass(frozen=True, slots=True)
-class CopyStep:
-    """``COPY sources target``: paths of the build context, and an absolute path."""
-
-    sources: tuple[str, ...]
-    target: str
-    is_directory_target: bool
-
-
-@dataclass(slots=True)
-class Recipe:
-    """Contents of a Dockerfile."""
-
-    image: str = ""
-    steps: list[CopyStep | SetupRun] = field(default_factory=list["CopyStep | SetupRun"])
-    env: dict[str, str] = field(default_factory=dict[str, str])
-    workdir: str = "/"
-    ignored: list[str] = field(default_factory=list[str])
-    """Instructions without a meaning in a sandbox, once each."""
 
 
 class FileBudget:
@@ -95,198 +74,140 @@ class FileBudget:
 
 
 def read_container(
-    folder: Path, prebuilt: str, hidden: Set[str], options: ImportOptions, budget: FileBudget
+    folder: Path,
+    options: ImportOptions,
+    budget: FileBudget,
+    *,
+    prebuilt: str = "",
+    workdir: str = "",
+    env: Mapping[str, str] = MappingProxyType({}),
+    service: str = "",
+    hidden: Set[str] = frozenset(),
 ) -> Container:
     """Read the container of a task whose Dockerfile is in ``folder``, the context of its COPY.
 
-    ``prebuilt`` is the image that the task itself names; the Dockerfile then only gives the working directory.
+    ``prebuilt``, ``workdir`` and ``env`` are the task's own image, directory and variables: with an image, its
+    Dockerfile is taken to be built. ``service`` is the only service that the compose file may have; empty: any.
     ``hidden``: see ``_read_copied``. Raises ``ConfigError``: there is no container, it is a link or elsewhere, or a
     sandbox cannot do what it needs.
     """
     compose = folder / "docker-compose.yaml"  # Harbor and Terminal-Bench read no other name
-    service = _read_service(compose) if compose.is_file() else {}
-    section: Any = service.get("build")
-    build = cast(dict[str, Any], section) if isinstance(section, dict) else {}
-    if str(build.get("context", ".")).strip("./"):
-        raise ConfigError("The compose file builds in another directory.", "Put the Dockerfile next to it.")
-    file = resolve_within(folder, str(build.get("dockerfile", "Dockerfile")))
+    notes: list[str] = []
+    run = _read_service(compose, service, notes) if compose.is_file() else _Service()
+    file = resolve_within(folder, run.build.dockerfile)
+    recipe = Recipe()
     if file.is_file():
-        recipe = read_dockerfile(read_text(file), str(file))
-    elif prebuilt or isinstance(service.get("image"), str):
-        recipe = Recipe(image=str(service.get("image", "")), workdir="/app")
-    else:
+        recipe = read_dockerfile(read_text(file), str(file), built=bool(prebuilt) or options.run == "built")
+    elif not prebuilt and (not run.image or "$" in run.image):
         raise ConfigError(f"{folder}: has no Dockerfile.", "Add one, or name a 'docker_image' in task.toml.")
-    name = prebuilt or recipe.image
+    workdir = workdir or run.working_dir or recipe.workdir
+    if not workdir:
+        fix = "Add WORKDIR to the Dockerfile, or 'workdir' to task.toml: that of an image is not known."
+        raise ConfigError(f"{folder}: names no working directory.", fix)
+    name = prebuilt or recipe.image or run.image
     image = options.image_map.get(name, options.image_map.get("*"))
     if image is None:
+        if recipe.made and not prebuilt:
+            fix = f"Give --image-map {name}=IMAGE, an image built from this Dockerfile."
+            raise ConfigError(f"{file}: {recipe.made[0]}, but no built image stands for its FROM.", fix)
         image = name if "://" in name or name.startswith("/") else f"docker://{name}"
+    notes += recipe.notes
+    if recipe.made:
+        notes.append(f"{', '.join(dict.fromkeys(recipe.made))} of the Dockerfile are taken to be in the image")
+        if hidden:
+            notes.append("the image may show tests or a solution to the agent: they are next to its Dockerfile")
     container = Container(
         image="" if image == "default" else image,
-        workdir="/app" if recipe.workdir == "/" else recipe.workdir,
-        env={**recipe.env, **_environment(service)},
+        workdir=workdir,
+        env={**recipe.env, **run.variables(compose), **env},
+        notes=notes,
     )
-    if recipe.ignored:
-        container.notes.append(f"{', '.join(recipe.ignored)} of the Dockerfile mean nothing here")
-    if prebuilt or options.run == "built":
-        return container
+    if prebuilt and folder.is_dir() and not file.is_file() and not compose.is_file():
+        container.setup += read_tree(folder, workdir, budget)  # Harbor uploads it
     for step in recipe.steps:
         if isinstance(step, CopyStep):
-            container.setup += _read_copied(step, folder, hidden, budget)
+            container.setup += _read_copied(step, folder, hidden, budget, notes)
         elif options.run == "refuse":
             raise ConfigError(
-                f"{file}: RUN {' '.join(step.command.split())[:60]!r}: a sandbox has no network to install from.",
+                f"{file}: RUN {' '.join(step.words[-1].split())[:60]!r}: a sandbox has no network to install from.",
                 "Build the image and give --image-map FROM=IMAGE --run built, or --run setup for what needs none.",
             )
         else:
-            container.setup.append(step)
+            container.setup.append(step.setup(container.env))
     return container
 
 
-def _read_service(file: Path) -> dict[str, Any]:
+class _Part(BaseModel):
+    """A part of a compose file: what Compose and the harnesses give a meaning that a sandbox can honour."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Build(_Part):
+    context: Literal[".", "./", "${CONTEXT_DIR}"] = "."
+    dockerfile: str = "Dockerfile"
+
+
+class _Service(_Part):
+    build: Annotated[_Build, BeforeValidator(lambda given: {"context": given} if isinstance(given, str) else given)] = (
+        _Build()
+    )
+    image: str = ""
+    working_dir: Annotated[str, Field(pattern=r"^(/[^$]*)?$")] = ""
+    environment: dict[str, StrictStr | StrictInt] | list[Annotated[str, Field(pattern="=")]] = []
+    privileged: Literal[False] = False
+    user: Literal["root", "0", 0, "0:0"] = "root"
+    command: Annotated[
+        str,
+        BeforeValidator(lambda given: " ".join(map(str, cast(list[Any], given))) if isinstance(given, list) else given),
+        Field(pattern=r"^((/bin/)?(ba)?sh -c )?['\"]?sleep infinity['\"]?$"),
+    ] = "sleep infinity"
+    volumes: list[Annotated[str, Field(pattern=_LOG_MOUNT)]] = []
+    deploy: dict[Literal["resources"], dict[Literal["limits"], dict[Literal["cpus", "memory", "pids"], Any]]] = {}
+    container_name: Any = None
+    init: Any = None
+    labels: Any = None
+    pull_policy: Any = None
+    restart: Any = None
+    stdin_open: Any = None
+    tty: Any = None
+
+    def variables(self, file: Path) -> dict[str, str]:
+        """Return the variables of the service. Raises ``ConfigError``: one is that of the harness's host."""
+        given = self.environment
+        pairs = [entry.partition("=")[::2] for entry in given] if isinstance(given, list) else given.items()
+        found = {name: _HARNESS_VARIABLES.get(str(value), str(value)) for name, value in pairs}
+        for name, value in found.items():
+            if "$" in value:
+                raise ConfigError(f"{file}: {name} is '{value[:60]}', a variable of the host.", "Write its value out.")
+        return found
+
+
+class _Compose(_Part):
+    services: Annotated[dict[str, _Service], Field(min_length=1)]
+    version: Any = None
+    name: Any = None
+    networks: Any = None
+    volumes: Any = None
+
+
+def _read_service(file: Path, only: str, notes: list[str]) -> _Service:
     import yaml
 
     try:
-        read: Any = yaml.safe_load(read_text(file))
+        compose = _Compose.model_validate(yaml.safe_load(read_text(file)))
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: not valid YAML ({error}).", "Check indentation and quotes there.") from None
-    found: Any = cast(dict[str, Any], read).get("services") if isinstance(read, dict) else None
-    services = cast(dict[str, Any], found) if isinstance(found, dict) else {}
-    if not services:
-        raise ConfigError(f"{file}: names no services.", "A task has one container.")
-    if len(services) > 1:
-        names = ", ".join(map(str, services))
+    names = ", ".join(compose.services)
+    if len(compose.services) > 1 or only not in ("", names):
         raise ConfigError(f"{file}: several containers ({names}).", "A task has one sandbox: it cannot be imported.")
-    service: Any = next(iter(services.values()))
-    if not isinstance(service, dict) or cast(dict[str, Any], service).get("privileged"):
-        raise ConfigError(f"{file}: the container is privileged or none.", "A sandbox has no such rights.")
-    return cast(dict[str, Any], service)
-
-
-def _environment(service: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables of a compose service; those that a harness fills in (``${...}``) are left out."""
-    given: Any = service.get("environment") or {}
-    if isinstance(given, list):
-        pairs = [str(entry).partition("=")[::2] for entry in cast(list[Any], given)]
-    else:
-        pairs = [(str(name), str(value)) for name, value in cast(dict[str, Any], given).items()]
-    return {name: value for name, value in pairs if re.fullmatch(r"[A-Za-z_]\w*", name) and "$" not in value}
-
-
-def read_dockerfile(text: str, where: str) -> Recipe:
-    """Read a Dockerfile of one stage. ``where`` is its path, for messages.
-
-    Raises ``ConfigError``: it has several stages, or an instruction that cannot be done in a sandbox.
-    """
-    recipe = Recipe()
-    arguments: dict[str, str] = {}
-    for number, name, rest in _instructions(text):
-        place = f"{where}:{number}"
-        if name == "RUN":
-            plain = _without_flags(rest)
-            first, _, body = plain.partition("\n")
-            if words := _json_words(plain):
-                command = shlex.join(words)
-            elif _HEREDOC.fullmatch(first.strip()):  # RUN <<EOF: the document is the script
-                command = body.rpartition("\n")[0]
-            else:
-                command = plain.strip()
-            if not command:
-                raise ConfigError(f"{place}: RUN without a command.", "Remove it.")
-            recipe.steps.append(SetupRun(command=command, cwd=recipe.workdir))
-            continue
-        known = {**arguments, **recipe.env}
-        if name == "FROM":
-            if recipe.image:
-                raise ConfigError(f"{place}: a second stage.", "Build the image, and map it with --image-map.")
-            recipe.image = _expand_variables(next(iter(_words(_without_flags(rest), place)), ""), known)
-        elif name == "ARG":
-            argument, _, default = rest.strip().partition("=")
-            arguments[argument.strip()] = _expand_variables(" ".join(_words(default, place)), known)
-        elif name == "ENV":
-            words = _words(rest, place)
-            if words and "=" not in words[0]:  # the old form: ENV name value
-                recipe.env[words[0]] = _expand_variables(rest.strip().partition(" ")[2].strip(), known)
-            else:
-                pairs = [word.partition("=") for word in words]
-                recipe.env.update((name, _expand_variables(value, known)) for name, _, value in pairs)
-        elif name == "WORKDIR":
-            recipe.workdir = normpath(join(recipe.workdir, _expand_variables(" ".join(_words(rest, place)), known)))
-        elif name in ("COPY", "ADD"):
-            recipe.steps.append(_copy_step(name, rest, known, recipe.workdir, place))
-        elif name == "USER" and rest.strip() not in ("root", "0", "0:0", "root:root"):
-            raise ConfigError(f"{place}: USER {rest.strip()[:40]}.", "Everything in a sandbox is root's: leave it out.")
-        elif name in _IGNORED or name == "USER":
-            if name not in recipe.ignored:
-                recipe.ignored.append(name)
-        else:
-            raise ConfigError(f"{place}: {name} is not understood.", "Build the image, and map it with --image-map.")
-    if not recipe.image:
-        raise ConfigError(f"{where}: has no FROM.", "Add FROM with the base image.")
-    return recipe
-
-
-def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield line number, name and arguments of each instruction, continued lines and here-documents joined."""
-    lines = iter(enumerate(text.splitlines(), 1))
-    for number, line in lines:
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        while line.rstrip().endswith("\\"):
-            line = line.rstrip()[:-1]
-            following = next(((n, one) for n, one in lines if not one.lstrip().startswith("#")), None)
-            if following is None:
-                break
-            line += "\n" + following[1] if _HEREDOC.search(line) else " " + following[1].strip()
-        match = _INSTRUCTION.match(line)
-        if match is None:
-            yield number, line.strip()[:40], ""
-            continue
-        name, rest = match[1].upper(), match[2]
-        if name in ("RUN", "COPY", "ADD"):
-            for ending in _HEREDOC.findall(rest):
-                for _, one in lines:
-                    rest += "\n" + one
-                    if one.strip() == ending:
-                        break
-        yield number, name, rest
-
-
-def _copy_step(name: str, rest: str, known: Mapping[str, str], workdir: str, place: str) -> CopyStep:
-    flags = re.findall(r"--(\w+)", rest.split("\n")[0])
-    if "from" in flags or "<<" in rest:
-        raise ConfigError(f"{place}: {name} from elsewhere.", "Only files next to the Dockerfile can be placed.")
-    plain = _without_flags(rest)
-    parts = [_expand_variables(part, known) for part in _json_words(plain) or _words(plain, place)]
-    if len(parts) < 2 or any("://" in part for part in parts[:-1]):
-        raise ConfigError(f"{place}: {name} of this form is not understood.", "Give files next to the Dockerfile.")
-    into = parts[-1].endswith("/") or parts[-1] in (".", "..") or len(parts) > 2
-    return CopyStep(tuple(parts[:-1]), normpath(join(workdir, parts[-1])), into)
-
-
-def _json_words(text: str) -> list[str]:
-    """Return the words of the JSON form, or none."""
-    try:
-        found: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    return [str(one) for one in cast(list[Any], found)] if isinstance(found, list) else []
-
-
-def _without_flags(rest: str) -> str:
-    return re.sub(r"^(\s*--[a-z]+(=\S+)?\s+)+", "", rest)
-
-
-def _expand_variables(text: str, known: Mapping[str, str]) -> str:
-    expanded = _VARIABLE.sub(lambda found: known.get(found[1] or found[3], found[2] or ""), text)
-    return expanded.replace(_DOLLAR, "$")
-
-
-def _words(text: str, place: str) -> list[str]:
-    """Return the words of a line, quotes taken off."""
-    try:
-        return shlex.split(text.replace("\\$", _DOLLAR))
-    except ValueError as error:
-        raise ConfigError(f"{place}: cannot be read ({error}).", "Check the quotes.") from None
+    service = compose.services[names]
+    if service.image and "$" not in service.image and "build" not in service.model_fields_set:
+        if (file.parent / "Dockerfile").exists():
+            raise ConfigError(f"{file}: has both an image and a Dockerfile.", "Add 'build', or remove one of them.")
+    used = {"build", "image", "working_dir", "environment", "privileged", "user"}
+    notes += [f"'{key}' of the compose file is left out" for key in sorted(service.model_fields_set - used)]
+    return service
 
 
 def resolve_within(folder: Path, name: str | Path) -> Path:
@@ -311,23 +232,36 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}: is not UTF-8.", "Save it as UTF-8.") from None
 
 
-def read_tree(folder: Path, target: str, budget: FileBudget, skipped: Set[Path] = frozenset()) -> list[TaskFile]:
+def read_tree(folder: Path, target: str, budget: FileBudget) -> list[TaskFile]:
     """Return every file below a folder (see ``resolve_within``), in a fixed order, with its place below ``target``.
 
-    Entries of the folder in ``skipped`` are left out. Raises ``ConfigError``: something in it is neither file nor
-    directory, or it is too much.
+    Raises ``ConfigError``: something in it is neither file nor directory, or it is too much.
     """
-    files = _walk(folder, skipped)
-    return [_file(path, join(target, path.relative_to(folder).as_posix()), budget) for path in files]
+    return [
+        TaskFile(
+            path=join(target, path.relative_to(folder).as_posix()),
+            data=_read(path, budget),
+            executable=bool(path.stat().st_mode & stat.S_IXUSR),
+        )
+        for path in _walk(folder)
+    ]
 
 
-def _read_copied(step: CopyStep, context: Path, hidden: Set[str], budget: FileBudget) -> list[TaskFile]:
+def _read_copied(
+    step: CopyStep, context: Path, hidden: Set[str], budget: FileBudget, notes: list[str]
+) -> list[TaskFile | SetupRun]:
     """Return the files that a ``COPY`` places: of a directory its content, of a pattern what it matches.
 
     ``hidden`` are names at the top of ``context`` that must not reach the agent's sandbox (tests, solution); ``COPY .``
-    skips them. Raises ``ConfigError``: a source is missing, hidden, a link or outside the context, or it is too much.
+    skips them, which is noted. Raises ``ConfigError``: a source is missing, hidden, a link or outside the context, its
+    mode has no meaning here, or it is too much.
     """
-    found: list[TaskFile] = []
+    if ignored := sorted(context.glob("*.dockerignore")):
+        raise ConfigError(f"{ignored[0]}: is not understood.", "Copy what the image needs by name, without it.")
+    if re.match(r"/(tests|logs|solution)(/|$)", step.target):
+        fix = "The agent would see it, and it is removed before the tests are placed: put it elsewhere."
+        raise ConfigError(f"{context}: COPY to '{step.target[:80]}'.", fix)
+    found: list[TaskFile | SetupRun] = []
     for source in step.sources:
         for path in _sources(source, context):
             place = path.relative_to(context)
@@ -335,11 +269,17 @@ def _read_copied(step: CopyStep, context: Path, hidden: Set[str], budget: FileBu
                 fix = "Leave it out: the verifier's files are placed when the agent has stopped."
                 raise ConfigError(f"{context}: COPY of '{place}' would show it to the agent.", fix)
             if path.is_dir():
-                skipped = {path / name for name in hidden} if path == context else set[Path]()
-                found += read_tree(path, step.target, budget, skipped)
+                skipped = {path / name for name in hidden if (path / name).exists()} if path == context else set[Path]()
+                notes += [f"'{entry.name}' is not copied to the agent" for entry in sorted(skipped)]
+                files = [(one, join(step.target, one.relative_to(path).as_posix())) for one in _walk(path, skipped)]
             else:
-                target = join(step.target, path.name) if step.is_directory_target else step.target
-                found.append(_file(path, target, budget))
+                files = [(path, join(step.target, path.name) if step.is_directory_target else step.target)]
+            for one, target in files:
+                # Everything is root's, so who may write has no meaning; it follows the umask of the checkout.
+                mode = one.stat().st_mode & 0o755 | 0o200 if step.mode is None else step.mode
+                found.append(TaskFile(path=target, data=_read(one, budget), executable=bool(mode & stat.S_IXUSR)))
+                if mode not in (0o644, 0o755):
+                    found.append(SetupRun(command=f"chmod {mode:o} {shlex.quote(target)}"))
     return found
 
 
@@ -347,7 +287,9 @@ def _sources(source: str, context: Path) -> list[Path]:
     relative = source.lstrip("/") or "."
     if ".." in Path(relative).parts:
         raise ConfigError(f"{context}: COPY of '{source[:80]}' leads outside.", "Keep it next to the Dockerfile.")
-    found = sorted(context.glob(relative)) if any(letter in relative for letter in "*?[") else [context / relative]
+    if "**" in relative or "[" in relative or "\\" in relative:
+        raise ConfigError(f"{context}: COPY of the pattern '{source[:80]}' is not understood.", "Name the files.")
+    found = sorted(context.glob(relative)) if any(letter in relative for letter in "*?") else [context / relative]
     found = [resolve_within(context, path.relative_to(context)) for path in found if path.exists() or path.is_symlink()]
     if not found:
         raise ConfigError(f"{context}: has no '{source[:80]}', which the Dockerfile copies.", "Put it there.")
@@ -355,18 +297,16 @@ def _sources(source: str, context: Path) -> list[Path]:
 
 
 def _walk(folder: Path, skipped: Set[Path] = frozenset()) -> Iterator[Path]:
-    for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+    entries = sorted(os.scandir(folder), key=lambda one: one.name)
+    if not entries:
+        raise ConfigError(f"{folder}: is an empty directory.", "Make it by a command where it is needed.")
+    for entry in entries:
         if Path(entry.path) in skipped:
             continue
         if entry.is_dir(follow_symlinks=False):
             yield from _walk(Path(entry.path))
         else:
             yield Path(entry.path)
-
-
-def _file(path: Path, target: str, budget: FileBudget) -> TaskFile:
-    data = _read(path, budget)
-    return TaskFile(path=target, data=data, executable=bool(path.stat().st_mode & stat.S_IXUSR))
 
 
 def _read(path: Path, budget: FileBudget) -> bytes:

@@ -233,6 +233,9 @@ async def copy_kept_paths(agents: Sandbox, clean: Sandbox, paths: tuple[str, ...
     packing = ["tar", "-C", "/", "-cf", _KEPT, "--", *relative]
     packed = await run_with_kill_retry(lambda: agents.exec(packing, timeout=_SECONDS, cwd="/"))
     if packed.exit_code != 0:
+        found = await clean.exec(["tar", "--version"], timeout=_SECONDS, cwd="/")
+        if raise_if_killed(found, "tar").exit_code == 127:
+            raise GraderError("The image has no tar, which takes what counts to a clean sandbox.", "Add it.")
         raise SpoiledStateError(f"{', '.join(paths)} cannot be read")
     try:
         archive = await agents.read_file(_KEPT, limit=_MAX_KEPT)

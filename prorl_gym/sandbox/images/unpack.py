@@ -207,7 +207,7 @@ class _EntryWriter:
         above, name = os.path.split(path)
         with self._open_parent(above) as parent:
             if name == _OPAQUE:
-                self._make_opaque(parent)
+                _hide_lower(parent, ".")
             elif name.startswith(_RESERVED):
                 return
             elif name.startswith(_WHITEOUT):
@@ -243,8 +243,7 @@ class _EntryWriter:
             os.mkdir(name, dir_fd=parent)
         except FileExistsError:
             if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-                _remove_existing(parent, name)
-                os.mkdir(name, dir_fd=parent)
+                _replace_by_directory(parent, name)
         # Without 0700 the store could not remove the tree; inside a sandbox, root may enter it anyway.
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
@@ -291,15 +290,29 @@ class _EntryWriter:
     def _white_out(self, parent: int, name: str) -> None:
         if name in ("", ".", ".."):
             raise broken_layer(f"it deletes {name!r}")
-        _remove_existing(parent, name)
-        os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
-
-    def _make_opaque(self, parent: int) -> None:
-        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
         try:
-            os.setxattr(descriptor, "user.overlay.opaque", b"y")
-        finally:
-            os.close(descriptor)
+            found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError:
+            os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
+        else:  # what this layer has there stays, wherever the deletion stands in the archive
+            if stat.S_ISDIR(found.st_mode):
+                _hide_lower(parent, name)
+
+
+def _hide_lower(parent: int, name: str) -> None:
+    """Hide what lower layers have in a directory."""
+    descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        os.setxattr(descriptor, "user.overlay.opaque", b"y")
+    finally:
+        os.close(descriptor)
+
+
+def _replace_by_directory(parent: int, name: str) -> None:
+    """Make a directory in place of a file or deletion of this layer, either of which hid what is below."""
+    _remove_existing(parent, name)
+    os.mkdir(name, 0o755, dir_fd=parent)
+    _hide_lower(parent, name)
 
 
 def _make_directories(root: int, path: str) -> int:
@@ -307,14 +320,16 @@ def _make_directories(root: int, path: str) -> int:
     try:
         return open_directory_in_root(root, path)
     except OSError as error:
-        if error.errno != errno.ENOENT:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             raise
     above, name = os.path.split(path)
     parent = _make_directories(root, above)
     try:
         os.mkdir(name, 0o755, dir_fd=parent)
     except FileExistsError:
-        raise NotADirectoryError(errno.ENOTDIR, "a dangling link is in the way", path) from None
+        if not stat.S_ISCHR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "a file or dangling link is in the way", path) from None
+        _replace_by_directory(parent, name)
     finally:
         os.close(parent)
     return open_directory_in_root(root, path)

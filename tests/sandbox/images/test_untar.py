@@ -109,6 +109,29 @@ def test_deletion_of_nothing_is_refused(root: Path, name: str) -> None:
         put(root, entry(f"etc/{name}"))
 
 
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [entry("d/.wh.gone"), directory("d/gone"), entry("d/gone/y", b"1")],
+        [directory("d/gone"), entry("d/gone/y", b"1"), entry("d/.wh.gone")],
+        [entry("d/.wh.gone"), entry("d/gone/y", b"1")],
+        [entry("d/gone"), directory("d/gone"), entry("d/gone/y", b"1")],
+    ],
+    ids=["before", "after", "without-directory", "over-file"],
+)
+def test_a_deletion_hides_lower_layers_only_in_any_order(root: Path, entries: list[Any]) -> None:
+    """As the OCI image layer specification says."""
+    put(root, *entries)
+    assert (root / "d/gone/y").read_bytes() == b"1"
+    assert os.getxattr(root / "d/gone", "user.overlay.opaque") == b"y"
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_a_deletion_beside_a_file_of_its_name_keeps_the_file(root: Path, after: bool) -> None:
+    put(root, *[entry("a", b"1"), entry(".wh.a")][:: 1 if after else -1])
+    assert (root / "a").read_bytes() == b"1"
+
+
 def test_extended_attributes_are_dropped(root: Path) -> None:
     info, data = entry("a", b"1")
     info.pax_headers = {"SCHILY.xattr.user.overlay.redirect": "/etc", "SCHILY.xattr.security.capability": "x"}

@@ -7,7 +7,7 @@ import string
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,6 +25,7 @@ _RESERVED_FRACTION = 0.05
 """Share of a file system that is left free."""
 
 ImageTemplate = Callable[[Row], str]
+Item = TypeVar("Item")
 _ROW = TypeAdapter(dict[str, Any])
 
 
@@ -109,7 +110,7 @@ async def plan_sync(store: ImageStore, images: Sequence[str], jobs: int) -> Sync
         except SandboxError as error:
             failed[image] = str(error)
 
-    await _for_each([image for image in wanted if image.startswith(DOCKER_SCHEME)], jobs, inspect)
+    await for_each([image for image in wanted if image.startswith(DOCKER_SCHEME)], jobs, inspect)
     mentioned = [layer for image in found for layer in image.layers]
     to_fetch = {layer.digest: layer for layer in mentioned if store.layers.find_layer(layer.digest) is None}
     download = sum(layer.size for layer in to_fetch.values())
@@ -166,17 +167,21 @@ async def sync_images(
             outcome.done.append(image)
         on_image_done(image, outcome.failed.get(image, "done"))
 
-    await _for_each(images, jobs, fetch)
+    await for_each(images, jobs, fetch)
     return outcome
 
 
-async def _for_each(items: Sequence[str], jobs: int, work: Callable[[str], Awaitable[None]]) -> None:
+async def for_each(items: Sequence[Item], jobs: int, work: Callable[[Item], Awaitable[None]]) -> None:
+    """Work on ``jobs`` items at a time, begun in their order. The first exception stops all work and is raised."""
     waiting = iter(items)
 
     async def worker() -> None:
         for item in waiting:
             await work(item)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(jobs, len(items))):
-            group.create_task(worker())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(jobs, len(items))):
+                group.create_task(worker())
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None

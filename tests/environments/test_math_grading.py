@@ -51,6 +51,7 @@ def pool():
         ("\\boxed{4}. I used \\boxed as told.", "4"),
         ("\\boxed{4} Note: I wrote it in \\boxed{}.", "4"),
         ("\\boxed{4} stands in `\\boxed{...}`", "4"),
+        ("\\boxed{4\\ }", "4"),
         ("\\boxed{4}; I used \\boxed 3 times", "4"),
     ],
 )

@@ -156,7 +156,7 @@ def test_a_branch_is_seen_wherever_it_begins(slope: int, shift: int, kind: str):
 
 
 FORMULAS = [
-    "x^2+3x", r"\frac{x}{x+1}", r"\sin x", "2^{x}", r"|x-3|", r"\ln(x^2+1)", "x>2", "x^2+y^2=1", "f(x)=x+1",
+    "x^2+3x", r"\frac{x}{x+1}", r"\sin x", "2^{x}", r"|x-3|", r"\ln(x^2+1)", "x>2", "x^2+y^2=1", "f(1)=x+1",
     r"1 \le x < 4", r"x \ne 3", r"x \equiv 1 \pmod 4", r"x = \frac{\pi}{3}+2k\pi, k\in\mathbb{Z}", "x_1+x_2",
     r"\begin{cases} x & x>0 \\ 0 & x \le 0 \end{cases}", "x=1, y=2", "(x+1)(x-2)", "x+2y<3", r"\sqrt{x}+x!",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """``prorl-gym validate``: good rows pass, and every way a row can be bad is found and named."""
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,9 +13,13 @@ from typer.testing import CliRunner, Result
 from prorl_gym.cli import validate
 from prorl_gym.environments import registry
 from prorl_gym.environments.math.environment import MathEnvironment
-from prorl_gym.errors import ConfigError
+from prorl_gym.environments.row_format import DiskRow
+from prorl_gym.errors import ConfigError, GraderError
 from prorl_gym.records import Score
+from prorl_gym.sandbox import backend_selection
+from prorl_gym.sandbox.config import SandboxConfig
 from prorl_gym.sandbox.protocol import SandboxBackend
+from prorl_gym.testing.sandbox.fake_sandbox import FakeBackend
 from tests.environments.swe.mini import BASE, PYTEST, RIGHT, pack, patch
 
 Command = Callable[..., Result]
@@ -22,13 +27,42 @@ GOOD = {"id": "good", "question": "1+1?", "answer": "2"}
 
 
 @pytest.fixture
-def command(backend: SandboxBackend):
-    """The command line, on whichever backend works here."""
-    choice = ["--backend", "local", "--allow-unsafe-local"] if backend.name == "local" else []
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    """The backend that commands open."""
+    found = FakeBackend()
+
+    async def opened(config: SandboxConfig) -> SandboxBackend:
+        return found
+
+    monkeypatch.setattr(backend_selection, "open_backend", opened)
+    return found
+
+
+@pytest.fixture
+def command(fake: FakeBackend):
+    """The command line, of rows that need no sandbox."""
     app = typer.Typer()
     app.callback()(lambda: None)
     app.command()(validate.validate)
-    return lambda *arguments: CliRunner(env={"COLUMNS": "200"}).invoke(app, ["validate", *arguments, *choice])
+    return lambda *arguments: CliRunner(env={"COLUMNS": "200"}).invoke(app, ["validate", *arguments])
+
+
+class Held(MathEnvironment):
+    """Grades a row when the event of its question is set."""
+
+    def __init__(self, *questions: str) -> None:
+        super().__init__()
+        self.reached = {question: asyncio.Event() for question in questions}
+        self.may_end = {question: asyncio.Event() for question in questions}
+
+    async def evaluate(self, task: Any, artifacts: Any, *_: Any) -> Score:
+        self.reached[task.question].set()
+        await self.may_end[task.question].wait()
+        return Score(reward=float(artifacts.answer == "The answer is $\\boxed{2}$."))
+
+    def checked(self, jobs: int) -> "asyncio.Task[list[validate.RowReport]]":
+        rows = [DiskRow(name, None, {**GOOD, "id": name, "question": name}) for name in self.may_end]
+        return asyncio.create_task(validate.play_rows(self, rows, 1, SandboxConfig(), jobs, ()))
 
 
 def rows_file(folder: Path, *rows: Mapping[str, Any]) -> str:
@@ -111,6 +145,85 @@ async def test_changing_prompt_is_found(backend: SandboxBackend):
             return super().parse_row({**row, "question": f"{row['question']} {self.count}"})
 
     assert await check(Restless(), GOOD, backend) == "the prompt differs between runs"
+
+
+ASKED = "End with a line of the form Answer: $Answer."
+
+
+@pytest.mark.parametrize(
+    ("question", "form"),
+    [
+        (ASKED, "Answer: X"),
+        ("Put it after 'Answer:'.", "Answer: X"),
+        ('Output the final answer after "####".', "#### X"),
+        ("Think, then write <answer>number</answer>.", "<answer>X</answer>"),
+        ("#### Problem 1\nWhat is the answer: (a) 1 or (b) 2?", ""),
+        (f"{ASKED} Use \\boxed{{}} there.", ""),
+        ("1+1? Answer:", ""),
+    ],
+)
+@pytest.mark.parametrize("name", ["math", "stem"])
+async def test_gold_is_rewarded_in_the_form_that_the_prompt_asks_for(name: str, question: str, form: str):
+    row = {**GOOD, "question": question} | ({"kind": "numeric"} if name == "stem" else {})
+    problem = (await validate.validate_row(registry.get(name), "row", row, FakeBackend(), 1)).problem
+    said = f"the question asks for the form '{form}', which is not rewarded (no boxed answer). Take that out of"
+    assert problem.startswith(said) if form else not problem
+
+
+async def test_reports_are_in_the_order_of_the_file_and_lines_as_rows_end(
+    fake: FakeBackend, capsys: pytest.CaptureFixture[str]
+):
+    environment = Held("first", "second", "third")
+    environment.may_end["second"].set()
+    checking = environment.checked(jobs=2)
+    async with asyncio.timeout(60):
+        await environment.reached["third"].wait()
+        assert capsys.readouterr().err.startswith("1/3 second: good (")
+        environment.may_end["third"].set()
+        environment.may_end["first"].set()
+        reports = await checking
+    assert [report.name for report in reports] == ["first", "second", "third"]
+
+
+async def test_an_interrupt_ends_rows_and_closes_the_backend(fake: FakeBackend):
+    environment = Held("first", "second", "third")
+    checking = environment.checked(jobs=2)
+    async with asyncio.timeout(60):
+        await environment.reached["second"].wait()
+        checking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await checking
+    assert fake.closed
+    assert not environment.reached["third"].is_set()
+
+
+def test_failed_infrastructure_is_not_a_bad_row(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch):
+    async def evaluate(*_: Any) -> Score:
+        raise GraderError("No worker.", "Look.")
+
+    monkeypatch.setattr(MathEnvironment, "evaluate", evaluate)
+    result = command("math", rows_file(tmp_path, GOOD), "--runs", "1")
+    assert result.exit_code == 1
+    assert "1/1 good: grader_failed: No worker. Look." in result.stderr
+    assert "1 of 1 rows could not be checked, for infrastructure failed: good" in result.stderr
+    assert "rows failed" not in result.output
+
+
+def test_an_error_that_is_no_rows_ends_the_command_as_itself(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(MathEnvironment, "wrong_answer", lambda *_: [][0])
+    assert isinstance(command("math", rows_file(tmp_path, GOOD)).exception, IndexError)
+
+
+def test_the_commonest_gold_is_tried_on_every_row(tmp_path: Path, command: Command):
+    rows = [{"id": str(n), "question": f"{n}?", "answer": gold} for n, gold in enumerate(("3", "2", "2", "2.0"))]
+    result = command("math", rows_file(tmp_path, *rows), "--runs", "1", "--json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, [row["constant"] for row in found["rows"]]) == (0, [0.0, 1.0, 1.0, 1.0])
+    assert found["constant"] == {"answer": "The answer is $\\boxed{2}$.", "paid": 3, "rows": 4}
+    assert "is paid on 3 of 4 good rows" in result.stderr
+    assert "Most rows are paid without a look at their tasks" in result.stderr
 
 
 def test_command_shows_a_table_and_fails_naming_the_rows(tmp_path: Path, command: Command):

@@ -5,6 +5,7 @@ answering ``9^{9^{9^9}}``. Only a grader that cannot work at all, or not even on
 infrastructure failure.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ from prorl_gym.environments.worker_pool import (
 from prorl_gym.errors import GraderError
 from prorl_gym.records import GradedSubmission, Score, bounded_text
 from prorl_gym.sandbox.protocol import SandboxLimits, SandboxSpec
-from prorl_gym.settings import ResolvedSettings
+from prorl_gym.settings import ResolvedSettings, resolve_settings
 
 MAX_ANSWER = 2000
 """Longest answer that is graded, in characters."""
@@ -33,6 +34,18 @@ TOO_LONG = f"the answer is longer than {MAX_ANSWER} characters"
 
 CPU_SECONDS = 5.0
 """CPU time for one comparison; an ordinary one takes milliseconds."""
+
+_PLACEHOLDER = r"(?:\$\\?\{?(?:answer|ans|letter|number|result)\b|[<\[{][a-z]|\.{3}|…|(?-i:\(?X\b))"
+_QUOTE = "[\"'`\u201c\u2018]"
+_FORMS = {
+    form: re.compile(pattern, re.IGNORECASE)
+    for form, pattern in {
+        "Answer: {}": rf"{_QUOTE}\s?(?:final\s)?answer\s?:|\banswer(?:\s?:|\sis:?)\s?{_PLACEHOLDER}",
+        "#### {}": rf"(?:{_QUOTE}|\b(?:after|with|by|form|format)\s)\s?####(?!#)|####\s?{_PLACEHOLDER}",
+        "<answer>{}</answer>": "<answer>",
+    }.items()
+}
+"""Forms of an answer by the words with which published prompts ask for them."""
 
 
 class BoxedAnswerEnvironment(SimpleEnvironment[Row]):
@@ -69,6 +82,21 @@ class BoxedAnswerEnvironment(SimpleEnvironment[Row]):
         return to_scripted_steps(task.wrong_steps) or [
             ScriptedStep(f"{self.guess} $\\boxed{{{self.wrong_answer(task, seed)}}}$.")
         ]
+
+    async def check_row(self, row: Mapping[str, Any], leases: Leases) -> str:
+        """Return the first form of the answer that the question asks for and that is not rewarded."""
+        task = self.parse_row(row)
+        asked = "\n".join(message.content for message in self.messages(task) if message.content != self.prompt)
+        gold = self.gold_answer(task)
+        gold = f"\\boxed{{{gold}}}" if "\\boxed" in asked else gold
+        for form in (form for form, pattern in _FORMS.items() if pattern.search(asked)):
+            answered = Artifacts(answer=form.format(gold))
+            score = await self.evaluate(task, answered, leases, resolve_settings(self.settings))
+            if score.reward != 1.0:
+                why = score.detail.get("why", "a part of the reward")
+                fix = "Take that out of 'question': the environment asks for \\boxed{} itself."
+                return f"the question asks for the form '{form.format('X')}', which is not rewarded ({why}). {fix}"
+        return ""
 
 
 class AnswerWorkers:

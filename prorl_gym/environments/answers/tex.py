@@ -75,7 +75,7 @@ def last_boxed(text: str) -> str:
                 if text[closed + 1 : end].strip("$ \n"):
                     break
                 start, end = inner.end(), closed
-            content = _BOX.sub(r"\g<digit>\g<brace>", text[start:end]).strip().strip("$").strip()
+            content = _BOX.sub(r"\g<digit>\g<brace>", text[start:end]).strip().strip("$").strip().rstrip("\\").rstrip()
             why = "the last \\boxed is empty"
             answer = content if content.strip(".… ") else answer
     if not answer:

@@ -48,6 +48,7 @@ _FACTORS = re.compile("[a-zA-Z]{2,3}")
 _LAST_TERM = re.compile(r"[-+]\s*+(\d+(?:\.\d+)?)?$")
 _QUANTITIES = re.compile(r"\d+(?:\.\d+)?\s*+[a-zA-Z]{2,3}(?:\s*+[-+]\s*+\d+(?:\.\d+)?\s*+[a-zA-Z]{2,3})+")
 
+_ASKED = re.compile(r"\b(?:how many|in) ([a-z]{2,})", re.IGNORECASE)
 _UNITS = {
     "length": "m meter metre cm centimeter centimetre mm millimeter millimetre km kilometer kilometre dm decimeter "
     "decimetre nm nanometer inch inches in ft foot feet yd yard mi mile",
@@ -130,6 +131,10 @@ def has_invented_unit(answer: Form | None, gold: str, question: str) -> bool:
     if not dimension or (len(count) > 1 and count.startswith("0")):
         return bool(dimension)
     kinds = {kind for kind, _ in dimension}
+    asked = [unit for name in _ASKED.findall(question) if (unit := _find_unit(name.casefold())) is not None]
+    same = [unit.factor for unit in asked if unit.dimension == dimension]
+    if amount.unit is not None and same and amount.unit.factor not in same:
+        return True  # 42 hours where minutes are asked for
     named = map(_find_unit, set(re.findall(r"[a-z]{2,}", question.casefold())) - {"in"})
     is_named = any(not kinds.isdisjoint(dict(unit.dimension or ())) for unit in named if unit is not None)
     return bool(question) and not is_named and _MEASURES.get(dimension[0][0], _PLAIN_MEASURES).search(question) is None

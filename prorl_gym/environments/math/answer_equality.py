@@ -6,7 +6,7 @@ Both are parsed into forms (``answer_forms``), and ``_is_same`` says for each pa
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from fractions import Fraction
 from functools import lru_cache, reduce
 from typing import Any, cast, get_args
@@ -47,6 +47,7 @@ from prorl_gym.environments.math.expressions import (
     UnreadableExpressionError,
     free_symbols,
     parse_expression,
+    substitute,
 )
 from prorl_gym.environments.math.values import (
     constant_ratio_sign,
@@ -211,6 +212,8 @@ def _is_same(left: Form, right: Form) -> bool:
             return one.letter == name
         case OptionChoice() as one, other:
             return _is_same(one.form, other)
+        case Labelled() as one, Labelled() as other if (renamed := _with_argument_of(one, other)) is not None:
+            return _is_same(one.form, renamed)
         case Labelled() as one, Labelled() as other if _names_match(one.name, other.name):
             return _is_same(one.form, other.form)
         case Labelled() as one, Labelled() as other:
@@ -320,6 +323,8 @@ def _names_match(one: str, other: str) -> bool:
     if "\\triangle" in one + other:  # S is the area S_{\triangle ABC}
         bare = [re.sub(r"_\{?\\triangle[^}]*\}?", "", name) for name in (one, other)]
         one, other = bare if "_" not in one or "_" not in other else (one, other)
+    if ("\\overrightarrow" in one) != ("\\overrightarrow" in other):
+        one, other = (name.replace("\\overrightarrow", "") for name in (one, other))
     if one == other:
         return True
     words = [_WORD.search(re.sub(r"\\[a-zA-Z]+", "", name)) is not None for name in (one, other)]
@@ -328,12 +333,25 @@ def _names_match(one: str, other: str) -> bool:
     for function, name in ((one, other), (other, one)):
         match = _FUNCTION.fullmatch(function)
         if match is not None and "'" not in function and is_name(name):
-            return name == "y" and match["argument"] != "y"  # f(x) = and y = begin the same answer
+            # f(x) = and y = begin the same answer, and so does f =
+            return name != match["argument"] and (name == "y" or function.startswith(f"{name}("))
     try:
         mine, theirs = (parse_expression(name.replace(":", "/")) for name in (one, other))
         return not is_name(one) and not is_name(other) and is_equivalent(mine, theirs)
     except _UNREADABLE:
         return False
+
+
+def _with_argument_of(one: Labelled, other: Labelled) -> Amount | None:
+    """Return the formula of ``f(t) = 2t`` in the variable of ``f(x) = 2x``; ``None`` where that is no other one."""
+    mine, theirs = _FUNCTION.fullmatch(one.name), _FUNCTION.fullmatch(other.name)
+    if mine is None or theirs is None or not isinstance(other.form, Amount):
+        return None
+    to, start = mine["argument"], theirs["argument"]
+    letters = free_symbols(formula := other.form.value)
+    if one.name != other.name.replace(f"({start})", f"({to})") or start not in letters or to in letters:
+        return None
+    return replace(other.form, value=substitute(formula, start, Symbol(to)))
 
 
 def _is_same_named_ratio(one: Labelled, other: Labelled) -> bool:
@@ -410,7 +428,7 @@ def _has_same_items(one: AnswerCollection, other: AnswerCollection) -> bool:
 
 def _without_labels(items: Sequence[Form]) -> tuple[Form, ...] | None:
     """Return the values of one variable (``x = 1``, ``x = 2``) without labels; ``None`` when they name several."""
-    names = {item.name for item in items if isinstance(item, Labelled)}
+    names = {re.sub(r"\([a-zA-Z]\)$", "", item.name) for item in items if isinstance(item, Labelled)}
     if len(names) > 1:
         return None
     return tuple(item.form if isinstance(item, Labelled) else item for item in items)

@@ -75,12 +75,12 @@ _TIME = re.compile(
 def parse_answer(answer: str) -> Form:
     """Return the form of a plain answer. Raises ``UnreadableExpressionError``: it has none, or is too large."""
     answer = words.strip_sort(answer)
-    if (family := number_sets.parse_worded_family(answer)) is not None:
+    text = strip_prefix(answer_text.normalize_formula(_ONLY.sub("", answer)))
+    if (family := number_sets.parse_worded_family(answer) or number_sets.parse_worded_family(text)) is not None:
         return family
     said = words.normalize_words(answer)
     if said is not None and (form := _parse_worded_math(said)) is not None:
         return form
-    text = strip_prefix(answer_text.normalize_formula(_ONLY.sub("", answer)))
     said = words.normalize_words(text)
     if said is not None:
         return _parse_worded_math(said) or WordAnswer(said)

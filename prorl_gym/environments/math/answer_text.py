@@ -112,6 +112,13 @@ _MIXED = re.compile(r"(?<![\d.^_{}\w])(\d+)\s*+\\frac\s*+(?:\{(\d+)\}\s*+\{(\d+)
 _MINUS = re.compile(
     r"(?:^|(?<=[=,(:]))\s*+(?:\\text\s*+\{\s*+(?:minus|negative)\s*+\}|\b(?:minus|negative)\b)\s*+(?=[\d.]|\\(?:frac|sqrt|pi)(?![a-z]))"
 )
+_EVERYWHERE = re.compile(
+    r"(?<!\s)\s*+\\text ?\{ ?,? ?for (?:all|any|every|each)(?: real)?(?: numbers?| values? of)?"
+    r"(?: ?\} ?[a-z]| [a-z] ?\})$"
+)
+"""A clause behind a formula that restricts nothing: ``for all x``."""
+_MAPPING = re.compile(r"^([a-zA-Z]) ?: ?([a-zA-Z]) ?\\(?:mapsto|to)(?![a-zA-Z])")
+_OPTION = re.compile(r"^(?:\\text ?\{ ?)?(?i:option|choice|statement) ?\}? ?\(?([A-H])\)?\.? ?\}?$")
 _MIXED_PLAIN = re.compile(r"(?<![\d./^_])(\d+)\s+(\d+)\s*+/\s*+(\d+)(?![\d/])")
 _PIECE = re.compile(r"\\[a-zA-Z]+|\\.|.", re.DOTALL)
 _OPENING = frozenset({"(", "[", "{", "\\{", "\\langle", "\\lfloor", "\\lceil", "\\begin"})
@@ -154,14 +161,15 @@ def normalize_latex(answer: str) -> str:
     text = _DECIMALS.sub(lambda match: re.sub(r"[^\d.]", "", match[0]), text)
     text = _COMMAND.sub(lambda match: f"{_SYNONYMS[match[1]]} " if match[1] in _SYNONYMS else match[0], text)
     text = _FONTS.sub(r"\\text{", _SPACE.sub(" ", _SPACING.sub("", text)))
-    text = re.sub(r"\\text\{\s*+([eid]|[\d.,]+)\s*+\}", r"\1", _CONSTANT.sub(" C", text))
+    text = re.sub(r"\\text\{\s*+([eid]|[\d.,]+|\\usd )\s*+\}", r"\1", _CONSTANT.sub(" C", text))
     text = re.sub(r"\\text\s*+\{\s*+\}", " ", text)
     text = _COMBINATIONS.sub(r"\\binom{\1}{\2}", _ORDINAL.sub(_ordinal_number, _SELECTION.sub(r"\1", text)))
     text = _CHOOSE.sub(lambda match: r"\binom{{{}}}{{{}}}".format(*filter(None, match.groups())), text)
     text = re.sub(r"\^ ?(?:\{ ?\\circ ?\}|\\circ)", r"\\degree ", text).replace("\\%", "%").replace("**", "^")
     text = re.sub(r"(?<![\d)}])!=", r"\\ne ", text.replace("<=", r"\le ").replace(">=", r"\ge "))  # 5!=120
     text = re.sub(r"\{ ?(\d+) ?\\over ?(\d+) ?\}", r"\\frac{\1}{\2}", text.replace("*", r"\cdot "))
-    text = _UNIT_QUOTIENT.sub(r"\\text{ \1/\2\3}", re.sub(r"\{([:=<>])\}", r"\1", text))
+    text = _UNIT_QUOTIENT.sub(r"\\text{ \1/\2\3}", re.sub(r"(?<![\^_])(?<![\^_] )\{([-+:=<>])\}", r"\1", text))
+    text = text if "mod" in text else text.replace("\\equiv", "=")  # an identity
     text = re.sub(r"\.{3,}", r"\\ldots ", text)  # before a full stop at the end is removed
     text = _SCIENTIFIC.sub(r"\1\\times 10^{\2}", re.sub(r"\s+", " ", text))
     text = _without_wrapping(text.strip().rstrip(".,;").rstrip())
@@ -170,13 +178,14 @@ def normalize_latex(answer: str) -> str:
 
 def normalize_formula(text: str) -> str:
     """Return a plain answer with numerals and function names as an expression spells them."""
+    text = _MAPPING.sub(r"\1(\2)=", _EVERYWHERE.sub("", text))
     text = _CONNECTIVE.sub(lambda match: rf" \{match[1] or match[2]} ", text)
     text = _SPELLED_CONSTANT.sub(lambda match: r"\pi " if match[1] == "pi" else r"\infty ", text)
     text = re.sub(
         r"^(?:\\text\s*+\{)?\s*+(?:approximately|approx\.?|about|roughly)\s*+\}?(?=[\s\d])", r"\\approx ", text
     )
     text = _SIGN_AFTER_SIGN.sub(lambda match: "+" if match[2] == (match[3] or match[4]) else "-", _MINUS.sub("-", text))
-    text = _FUNCTION_AS_TEXT.sub(r"\\\1 ", text)
+    text = _FUNCTION_AS_TEXT.sub(r"\\\1 ", _OPTION.sub(r"\1", text))
     text = _FUNCTION.sub(r"\\\1 ", text)
     text = _REPEATING.sub(_repeating_decimal, _ELLIPSIS.sub(_decimal_with_period, text))
     return _MIXED_PLAIN.sub(_mixed_number, _MIXED.sub(_mixed_number, text)).strip()
@@ -259,7 +268,9 @@ def is_name(text: str) -> bool:
 
 def normalize_name(text: str) -> str:
     r"""Return a name in one spelling: ``|AB|``, ``\\overline{AB}`` and ``AB`` are one, ``a_1`` and ``a_{1}`` too."""
-    text = re.sub(r"\\(?:overline|overrightarrow|mathrm|text)\s*+\{([^{}]*)\}", r" \1 ", text)
+    text = re.sub(r"\\(?:vec|overrightarrow) ?\{? ?([a-zA-Z])(?![a-zA-Z]) ?\}?", r"\1", text)
+    text = text.replace("\\vec", "\\overrightarrow")  # of two letters, whose order is a direction
+    text = re.sub(r"\\(?:overline|mathrm|text)\s*+\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"(?<![a-zA-Z])m\s*+(?=\\angle)|\\angle(?![a-zA-Z])(?=\s*+\\angle)", "", text)
     text = re.sub(r"\|([^|()]*)\|", r"\1", text)
     text = re.sub(r"_\{\s*+(\w|\\[a-zA-Z]+)\s*+\}", r"_\1", text)

@@ -162,11 +162,11 @@ def parse_congruence(text: str, read: Callable[[str], Form]) -> IntegerFamily | 
         return None
     if match["name"] is None and match["infix"] and not match["infix"].startswith("("):
         return None
-    if match["name"] is not None and not is_name(match["name"]):
+    if match["name"] and not is_name(match["name"]):
         raise UnreadableExpressionError("a congruence to be solved")
     form = read(match["residues"])
     return _residue_classes(
-        match["name"], form.items if isinstance(form, AnswerCollection) else (form,), int(match["modulus"])
+        match["name"] or None, form.items if isinstance(form, AnswerCollection) else (form,), int(match["modulus"])
     )
 
 

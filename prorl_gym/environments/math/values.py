@@ -427,13 +427,29 @@ def _have_equal_values(
             one, other = to_mpmath(one), to_mpmath(other)
             if mp.isinf(one) or mp.isinf(other):
                 return bool(one == other)
-            # Sums may cancel, so the scale is at least one; the fine digits are enough for tiny numbers.
-            bound = mp.mpf(10) ** (-digits * 4 // 5) * max(1, abs(one), abs(other))
-            if abs(one - other) > bound:
+            # Sums may cancel, so the scale is at least one.
+            difference, size = abs(one - other), max(abs(one), abs(other))
+            bound = mp.mpf(10) ** (-digits * 4 // 5)
+            if difference > bound * max(1, size):
                 if digits == FINE_DIGITS:
                     return False
                 return _have_equal_values(left, right, (FINE_DIGITS,))  # digits may have cancelled
+            if digits == FINE_DIGITS and difference > bound * size:
+                return _is_same_small(left, right)
     return True
+
+
+def _is_same_small(left: Callable[[], Value], right: Callable[[], Value]) -> bool:
+    """Whether two numbers near zero are equal. One that changes with the digits is zero: all of it is rounding."""
+    rounded: list[list[Value]] = []
+    for digits in (FINE_DIGITS, FINE_DIGITS + COARSE_DIGITS):
+        with mp.workdps(digits):
+            rounded.append([to_mpmath(left()), to_mpmath(right())])
+    one, other = (
+        now if abs(now - before) * 10 ** (COARSE_DIGITS // 2) < abs(before) else mp.mpf(0)
+        for before, now in zip(*rounded, strict=True)
+    )
+    return bool(abs(one - other) * 10 ** (COARSE_DIGITS // 2) <= max(abs(one), abs(other)))
 
 
 def _points_inside(piece: Interval) -> list[Node]:

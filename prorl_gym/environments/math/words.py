@@ -12,12 +12,13 @@ from prorl_gym.environments.answers.number_words import ONES, TENS
 from prorl_gym.environments.math.answer_text import strip_text_macros
 from prorl_gym.environments.math.expressions import FUNCTIONS
 
-_WORDS = re.compile(r"(?:[aA] (?=dozen|hundred|thousand))?[^\W\d_]{2,}(?:[ '\-,]+[^\W\d_]+)*\??")
+_WORDS = re.compile(r"(?:[aA] (?!and\b|nor\b)(?=[^\W\d_]{3}))?[^\W\d_]{2,}(?:[ '\-,]+[^\W\d_]+)*\??")
 _DATE = re.compile(
     r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
     r"nov(?:ember)?|dec(?:ember)?)\.? \d{1,2}",
     re.IGNORECASE,
 )
+_VERDICT = re.compile(r"(yes|no), (?:it|they|there|this|that)(?: (?!(?:yes|no|but)\b)[^\W\d_]++)++")
 _ARTICLES = re.compile(r"^(?:(?:the|a|an|on|in|at)\s+)+", re.IGNORECASE)
 LETTER_GROUPS = tuple(map(frozenset, ("abc", "xyz", "pqr", "uvw", "rst", "mnp", "klm")))
 """Letters of variables with a usual order; a word of nothing but these is a product."""
@@ -61,7 +62,8 @@ _PREFIX_WORDS = frozenset(
     "the my our final correct answer answers result value values solution solutions it this so therefore thus hence "
     "there total area volume number probability sum product we x y n minimum maximum of a an desired required length "
     "perimeter distance remainder angle radius ratio expression possible function equation interval set that "
-    "domain range smallest largest least greatest exactly only is are be equals sum to".split()
+    "domain range smallest largest least greatest exactly only is are be equals sum to "
+    "day graph winner statement he she they".split()
 )
 
 _NOUNS = frozenset(
@@ -92,7 +94,9 @@ _MODIFIERS = frozenset(
     "initial original final correct smaller larger bigger longer shorter taller older younger faster".split()
 )
 """Words that may precede a noun."""
-_ALONE = frozenset({("in", "total"), ("in", "all"), ("total",), ("altogether",), ("more",), ("overall",), ("times",)})
+_ALONE = frozenset(
+    map(tuple, map(str.split, ("in total", "in all", "total", "altogether", "more", "overall", "times", "left")))
+)
 _NON_NOUNS = frozenset(
     "half halves thirds quarter quarters ten tens dozen dozens score scores hundreds thousands millions billions "
     "trillions crores lakhs folds times percents powers exponents factorials reciprocals inverses "
@@ -121,6 +125,7 @@ def normalize_words(answer: str) -> str | None:
     if not _WORDS.fullmatch(text) or _is_formula(text, "\\text" in answer):
         return None
     text = _ARTICLES.sub("", text.casefold().replace("-", " ").replace(" ,", ","))
+    text = match[1] if (match := _VERDICT.fullmatch(text)) else text
     return _ABBREVIATIONS.get(text, text)
 
 
@@ -161,6 +166,7 @@ def is_neutral_phrase(words: Sequence[str]) -> bool:
         return True
     if tuple(lowered[-2:]) in (("in", "total"), ("in", "all")):
         lowered = lowered[:-2]
+    lowered = lowered[:-1] if lowered[-1:] == ["left"] else lowered
     head, _, made = f" {' '.join(lowered)}".partition(" of ")
     if made and not all(_WORD.fullmatch(word) and not _changes_number(word) and word != "not" for word in made.split()):
         return False
@@ -171,7 +177,7 @@ def is_neutral_phrase(words: Sequence[str]) -> bool:
 
 
 def _is_formula(text: str, marked_as_text: bool) -> bool:
-    first = re.split(r"[ ,'\-]", text)[0]
+    first = re.split(r"[ ,'\-]", _ARTICLES.sub("", text))[0]
     if first in FUNCTIONS or text in ("pi", "inf"):
         return True
     letters = text.replace(" ", "")

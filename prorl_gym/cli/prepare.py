@@ -13,7 +13,7 @@ from prorl_gym.cli.validate import BackendName
 from prorl_gym.errors import ConfigError
 
 if TYPE_CHECKING:
-    from prorl_gym.data.pipeline import ConversionReport, LocatedRow
+    from prorl_gym.data.pipeline import LocatedRow
     from prorl_gym.data.sdist.row_maker import ProjectReport, RowOptions
     from prorl_gym.data.task_layouts import ImportedTask
     from prorl_gym.environments.protocol import Environment
@@ -37,6 +37,9 @@ def prepare(
     form: Annotated[
         str, typer.Option("--format", help="Format of the inputs; detected from the fields by default.")
     ] = "auto",
+    leave_out: Annotated[
+        list[str] | None, typer.Option(help="Field of the inputs that changes neither question nor answer. Repeatable.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Most rows to write; 0: all.")] = 0,
     agent: Annotated[str, typer.Option(help="Name of the NeMo Gym agent instance that the rows name.")] = "",
     gym: Annotated[bool, typer.Option("--gym/--bare", help="Rows in NeMo Gym's flat form, or bare.")] = True,
@@ -83,7 +86,7 @@ def prepare(
         else:
             files = inputs or ()
             located = read_benchmark(benchmark, files) if benchmark else chain.from_iterable(map(read_dataset, files))
-            made = _rows_from_dataset(environment, located, form, limit)
+            made = _rows_from_dataset(environment, located, form, limit, frozenset(leave_out or ()))
         count = asyncio.run(_write_rows(write, environment, made, (agent or f"prorl_{name}_agent") if gym else ""))
         if not count:
             raise ConfigError("No row was made, so no file is written.", "The reasons are printed above.")
@@ -111,27 +114,16 @@ async def _write_rows(
 
 
 async def _rows_from_dataset(
-    environment: "Environment[Any]", located: "Iterable[LocatedRow]", form: str, limit: int
+    environment: "Environment[Any]", located: "Iterable[LocatedRow]", form: str, limit: int, leave_out: frozenset[str]
 ) -> AsyncIterator[Mapping[str, Any]]:
+    from prorl_gym.cli.service_client.service_connection import printable
     from prorl_gym.data.converters import select_converters
     from prorl_gym.data.pipeline import ConversionReport, convert_rows
 
-    report = ConversionReport()
-    for row in islice(
-        convert_rows(located, select_converters(environment.name, form), environment, report), limit or None
-    ):
+    report, converters = ConversionReport(), select_converters(environment.name, form)
+    for row in islice(convert_rows(located, converters, environment, report, leave_out), limit or None):
         yield row
-    _print_report(report)
-
-
-def _print_report(report: "ConversionReport") -> None:
-    from prorl_gym.cli.service_client.service_connection import printable
-
-    typer.echo(f"{_row_count_text(report.read)} read, {report.written} written, {report.skipped.total()} left out.")
-    if report.unproven:
-        typer.echo(f"  {report.unproven} of these without a solution: `prorl-gym validate` cannot prove them.")
-    for reason, count in sorted(report.skipped.items()):
-        typer.echo(printable(f"  {count} left out: {reason} (the first: {report.first_examples[reason]})"))
+    typer.echo(printable("\n".join(report.lines())))
 
 
 def _row_count_text(count: int) -> str:
@@ -221,7 +213,7 @@ def import_tasks(
     given: dict[str, Any] = {"run": dockerfile_run, "keep": tuple(keep or ()), "test_command": test_command}
     options = load_config(ImportOptions, {**given, "image_map": {image: to for image, _, to in pairs}}, "import-tasks")
     tasks = [task for directory in directories for task in _find_tasks(directory)]
-    report, ignored, places = ConversionReport(read=len(tasks)), ConversionReport(), dict[str, Path]()
+    report, places = ConversionReport(read=len(tasks)), dict[str, Path]()
     with open_row_file(output, force=force) as write:
         for task in tasks:
             try:
@@ -238,10 +230,8 @@ def import_tasks(
             report.unproven += imported.row.solution is None
             for note in imported.notes:
                 typer.echo(printable(f"{task.name}: {note}"), err=True)
-                ignored.skip(note, task.name)
-        _print_report(report)
-        for note, count in sorted(ignored.skipped.items()):
-            typer.echo(printable(f"  {count} written: {note} (the first: {ignored.first_examples[note]})"))
+            report.notes.update(imported.notes)
+        typer.echo(printable("\n".join(report.lines())))
         if not report.written:
             typer.echo("no task was imported")
             raise typer.Exit(1)  # leaves the output as it was

@@ -13,7 +13,7 @@ from random import Random
 from string import ascii_uppercase
 from typing import Any, Literal, cast
 
-from prorl_gym.data.converters import Converter, UnusableRowError, has_fields
+from prorl_gym.data.converters import LEFT_OUT, METADATA, Converter, UnusableRowError, has_fields, question_of_prompt
 from prorl_gym.environments.answers import tex
 from prorl_gym.environments.answers.tex import NoAnswerError, last_boxed
 from prorl_gym.environments.math import answer_text
@@ -26,15 +26,47 @@ from prorl_gym.environments.stem.environment import StemRow
 from prorl_gym.environments.stem.number_parser import UnreadableQuantityError
 from prorl_gym.environments.stem.quantity import MAX_SPREAD, parse_quantity
 from prorl_gym.environments.stem.text_answers import chosen_option
-from prorl_gym.environments.stem.text_normalization import GREEK_COMMAND, separate_symbols, strip_fonts, strip_own_name
+from prorl_gym.environments.stem.text_normalization import (
+    GREEK_COMMAND,
+    comparison_key,
+    separate_symbols,
+    strip_fonts,
+    strip_own_name,
+)
+
+Row = Mapping[str, Any]
 
 # --- math ---------------------------------------------------------------------------------------------------------
 
 MAX_ANSWER_WORDS = 6
 """Most words of an answer in words; a longer one has too many wordings."""
 
+_EXACT_FLOATS = 2**53
+"""From here on a float does not tell one integer from the next."""
+
+_PLACEHOLDER = re.compile(
+    r"(?:n\.?/a|n\.a|(?-i:NA)|<na>|nan|nil|null|none|[+-]?inf|tb[acd]|todo|q\.?e\.?d|missing|omitted|unanswered"
+    r"|see\b.{0,60}|prove[dn]?(?: (?:it|that|above|below))?"
+    r"|(?:no|not|un)[ _-]?(?:answer|found|available|applicable|known|provided|given|specified|stated)"
+    r"|(?:the )?(?:proof|answer|solution|derivation)s?(?: (?:is|are|was|not|found|omitted|provided|required|needed|only"
+    r"|above|below|left|to|the|reader))*+)\W*+",
+    re.IGNORECASE,
+)
+"""What stands in columns in place of an answer that nobody gave."""
+
+NO_ANSWER = "a placeholder in place of an answer"
 _UNREADABLE = "the answer cannot be read"
 """Where no more is known about why."""
+
+_FORM_REQUESTS = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.",
+    'Remember to put your answer on its own line after "Answer:".',
+    'Let\'s think step by step and output the final answer after "####".',
+)
+"""Of DAPO-Math-17k, and of verl's script for GSM8K: our own prompt asks for a box."""
+
+_OTHER_FORM = re.compile(r"[^\n#]####(?!#)|</?(?i:answer)>|[\"'`\u201c\u2018*]Answer:|\bAnswer:\s*+\\?[$<\[{]")
 
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _SPLIT_DECIMAL = re.compile(r"(?<=\d)\s+\.\s+(?=\d)")
@@ -75,16 +107,38 @@ def _deepscaler(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return _row(row.get("problem"), answers, row)
 
 
+def _questions(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Read ``question`` and its ``answer``, which in GSM8K follows the solution and ``####``."""
+    answers = [_answers(row.get(name)) for name in ("answer", "expected_answer")]
+    if all(answers) and answers[0] != answers[1]:
+        raise UnusableRowError("columns of the answer disagree")
+    found = answers[0] or answers[1]
+    return _row(row["question"], [answer.rpartition("####")[2].strip() for answer in found], row)
+
+
 def _verl(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Read the training form of verl and Polar: ``prompt`` as messages, ``reward_model.ground_truth`` as the answer."""
-    model = _decoded(row["reward_model"])
-    truth = cast(Mapping[str, Any], model).get("ground_truth") if isinstance(model, Mapping) else None
-    return _row(_question(_decoded(row["prompt"])), _answers(_decoded(truth)), row)
+    """Read the training form of verl and Polar: ``prompt`` as messages, ``reward_model.ground_truth`` as the answer.
+
+    Requests of known data sets to give the answer in another form than ours are taken out.
+    """
+    model, extra = _decoded(row["reward_model"]), _decoded(row.get("extra_info"))
+    if not isinstance(model, dict) or not str(cast(Row, model).get("style") or "rule").startswith("rule"):
+        raise UnusableRowError("no answer")
+    if isinstance(extra, dict) and any(map(cast(Row, extra).get, ("tools_kwargs", "interaction_kwargs"))):
+        raise UnusableRowError("a row with tools of its own")
+    question = question_of_prompt(_decoded(row["prompt"]))
+    requests = [request for request in _FORM_REQUESTS if request in question]
+    for request in requests:
+        question = question.replace(request, "").strip()
+    made = _row(question, _answers(_decoded(cast(Row, model).get("ground_truth"))), row)
+    return {**made, LEFT_OUT: ["a request for another form of the answer"]} if requests else made
 
 
 def _row(question: Any, answers: list[str], row: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(question, str) or not question.strip():
         raise UnusableRowError("no problem")
+    if _OTHER_FORM.search(question):
+        raise UnusableRowError("the question asks for another form of the answer than a box")
     if not answers:
         raise UnusableRowError("no answer")
     answers = [simplify_gold(answer) for answer in answers]
@@ -112,6 +166,8 @@ def simplify_gold(answer: str) -> str:
 
 def unreadable_reason(answer: str) -> str | None:
     """Return why no rule could compare a model's answer with this one; ``None`` where rules can."""
+    if _is_placeholder(answer):
+        return NO_ANSWER
     text = answer_text.normalize_latex(answer)
     prose = len(_WORD.findall(answer_text.strip_text_macros(text))) > MAX_ANSWER_WORDS
     try:
@@ -126,28 +182,31 @@ def unreadable_reason(answer: str) -> str | None:
     return None
 
 
+def _is_placeholder(answer: str) -> bool:
+    return _PLACEHOLDER.fullmatch(answer_text.strip_text_macros(answer).strip()) is not None
+
+
 def _answers(found: Any) -> list[str]:
     """Return the accepted answers, without dollar signs and boxes around them, each once."""
     texts: dict[str, None] = {}
     for item in cast(list[Any], found) if isinstance(found, list) else [found]:
-        if isinstance(item, str | int | float) and not isinstance(item, bool):
-            text = str(item).strip()
-            try:
-                texts[last_boxed(text)] = None
-            except NoAnswerError:
-                texts[text.strip("$").strip()] = None
+        text = _text(item)
+        try:
+            texts[last_boxed(text)] = None
+        except NoAnswerError:
+            texts[text.strip("$").strip()] = None
     return [text for text in texts if text]
 
 
-def _question(prompt: Any) -> str | None:
-    """Return the last message of the user."""
-    if isinstance(prompt, str):
-        return prompt
-    if not isinstance(prompt, list):
-        return None
-    messages = [cast(Mapping[str, Any], each) for each in cast(list[Any], prompt) if isinstance(each, Mapping)]
-    texts = [message.get("content") for message in messages if message.get("role") == "user"]
-    return texts[-1] if texts and isinstance(texts[-1], str) else None
+def _text(value: Any) -> str:
+    """Return a text or number of a column as text, and nothing for another value.
+
+    Raises ``UnusableRowError`` for a float that is no number or may have lost digits: a column that holds a null has
+    made floats of its integers.
+    """
+    if isinstance(value, float) and not abs(value) < _EXACT_FLOATS:
+        raise UnusableRowError("a float without a value, or too large to have all its digits")
+    return str(value).strip() if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
 
 
 def _decoded(value: Any) -> Any:
@@ -176,6 +235,9 @@ GPQA_SEED = 0
 _GPQA_OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 _ANSWERS = ("answer", "extracted_answer", "final_answer", "reference_answer")
 _SOLUTIONS = ("matched_solution", "extracted_solution", "solution")
+_GOLD_CHOICES = ("answer", "answerKey", "answer_index", "answer_idx", "answer_letter", "label", "correct")
+"""Columns that name the right option: of MMLU, ARC, MMLU-Pro, MedQA, SuperGPQA, HellaSwag and AQuA-RAT."""
+_LETTERED = re.compile(r"\(?([A-Z])[).:]\s*+(\S.*)", re.DOTALL)
 _OPTION = re.compile(r"^[ \t]*[(\[]?([A-Z])[)\].:][ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 _SAID = re.compile(r"(?:final\s+|correct\s+)?answer\s*(?:is|:)\**\s*:?\s*(.{1,200}?)\s*\**\s*\.?\s*$", re.IGNORECASE)
 _ASCII_WORDS = re.compile(r"[A-Za-z]{2,}")
@@ -203,30 +265,98 @@ def _scp(row: Mapping[str, Any]) -> dict[str, Any]:
         raise UnusableRowError("no problem")
     question, options = _split_options(problem)
     if options:
-        place = chosen_option(answer, options)
-        if place is None:
-            raise UnusableRowError("the answer names none of the options")
-        return _stem_row(question, "choice", ascii_uppercase[place], options)
+        return _choice_row(question, options, [_places(answer, dict(zip(ascii_uppercase, options, strict=False)))])
     kind = _kind(answer)
     return _stem_row(problem, kind, simplify_gold(answer) if kind == "expression" else answer)
 
 
 def _choices(row: Mapping[str, Any]) -> dict[str, Any]:
-    question = _first_text(row, ("question",))
-    given = row.get("options", row.get("choices"))
-    if isinstance(given, Mapping):
-        given = list(cast(Mapping[str, Any], given).values())
-    if not question or not isinstance(given, list | tuple):
+    question = _first_text(row, ("question", "question_stem"))
+    given = next((row[name] for name in ("options", "choices") if row.get(name) is not None), None)
+    options = _options(given)
+    if not question or not options:
         raise UnusableRowError("no question or no options")
-    options = [str(option).strip() for option in cast(Sequence[Any], given)]
-    answer = next((row[field] for field in ("answer", "answer_index", "label") if row.get(field) is not None), None)
-    if isinstance(answer, int) and not isinstance(answer, bool):
-        place = answer if 0 <= answer < len(options) else None
-    else:
-        place = chosen_option(str(answer), options) if answer is not None else None
-    if place is None:
-        raise UnusableRowError("the answer names none of the options")
-    return _stem_row(question, "choice", ascii_uppercase[place % 26], options)
+    places = [_places(row[name], options) for name in _GOLD_CHOICES if row.get(name) is not None]
+    return _choice_row(question, list(options.values()), places)
+
+
+def _hellaswag(row: Mapping[str, Any]) -> dict[str, Any]:
+    options = _options(row["endings"])
+    question = f"Which option continues the text best?\n\n{_first_text(row, ('ctx',))}"
+    return _choice_row(question, list(options.values()), [_places(int(row["label"]), options)])
+
+
+def _truthfulqa(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the first kind of multiple choice: one option is true."""
+    options, truths = _options(row["mc1_targets"]["choices"]), row["mc1_targets"]["labels"]
+    if len(truths) != len(options) or sorted(truths)[-2:] != [0, 1]:
+        raise UnusableRowError("not one option is true")
+    return _choice_row(_first_text(row, ("question",)), list(options.values()), [{truths.index(1)}])
+
+
+def _choice_row(question: str, options: Sequence[str], places: Sequence[set[int]]) -> dict[str, Any]:
+    """Return a row with the one option that all columns of the answer can mean."""
+    common = set[int].intersection(*places) if places else set[int]()
+    if not common:
+        disagree = len(places) > 1 and all(places)
+        raise UnusableRowError("columns of the answer disagree" if disagree else "the answer names none of the options")
+    if len(common) > 1:
+        raise UnusableRowError("the answer is the label of one option and the text of another")
+    return _stem_row(question, "choice", ascii_uppercase[common.pop() % 26], options)
+
+
+def _options(given: Any) -> dict[str, str]:
+    """Return the texts of options by their labels: A, B, C, ... or numbers from 0 or 1. Padding at the end is dropped.
+
+    Published as texts, with or without letters in them; as a list of labels and one of texts (ARC); as pairs (MedQA);
+    and as texts by letter, in any order.
+    """
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(given, Mapping):
+        table = cast(Mapping[str, Any], given)
+        is_columns = {*table} == {"label", "text"}
+        pairs = list(zip(table["label"], table["text"], strict=True) if is_columns else table.items())
+    elif isinstance(given, list):
+        for place, option in enumerate(cast(list[Any], given)):
+            if place == len(ascii_uppercase) or (isinstance(option, dict) and len(cast(dict[str, Any], option)) != 2):
+                raise UnusableRowError("options in an unknown shape")
+            is_pair = isinstance(option, dict)
+            pair = cast(dict[str, Any], option) if is_pair else {"label": ascii_uppercase[place], "text": option}
+            pairs.append((pair.get("label", pair.get("key")), pair.get("text", pair.get("value"))))
+    pairs.sort(key=lambda pair: (len(str(pair[0])), str(pair[0])))
+    while pairs and (pairs[-1][1] in (None, "") or pairs[-1][1] != pairs[-1][1]):  # NaN is the null of pandas
+        pairs.pop()
+    labels = [str(label).strip("(). ").upper() for label, _ in pairs]
+    if labels not in ([*ascii_uppercase[: len(pairs)]], *([*map(str, range(n, len(pairs) + n))] for n in (0, 1))):
+        raise UnusableRowError("labels of the options are neither A, B, C, ... nor 1, 2, 3, ...")
+    if not all(isinstance(text, str) and text.strip() for _, text in pairs):
+        raise UnusableRowError("an option is no text")
+    texts = [text.strip() for _, text in pairs]
+    marks = [_LETTERED.match(text) for text in texts]
+    letters = [mark[1] if mark else "" for mark in marks]
+    if letters == labels:
+        texts = [mark[2] for mark in marks if mark]
+    elif sorted(letters) == labels:
+        raise UnusableRowError("an option has the letter of another")
+    return dict(zip(labels, texts, strict=True))
+
+
+def _places(gold: Any, options: Mapping[str, str]) -> set[int]:
+    """Return the places of all options that a column of the answer can mean; an integer is an index or a label."""
+    labels, texts = list(options), list(options.values())
+    text = str(gold) if isinstance(gold, int) else _text(gold)
+    label = text.strip("()[]. ").upper()
+    if isinstance(gold, int) and label not in options:
+        return {gold} & {*range(len(options))}
+    key = comparison_key(text)
+    found = {place for place, option in enumerate(texts) if comparison_key(option) == key and isinstance(gold, str)}
+    if label in options:
+        found.add(labels.index(label))
+    elif found and text in map(str, range(len(options))):
+        found.add(int(text))
+    elif not found and (place := chosen_option(text[: 2 * MAX_ANSWER], texts)) is not None:
+        found.add(place)
+    return found
 
 
 def _gpqa(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,9 +387,8 @@ def _stem_row(
 
 
 def _first_text(row: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """Return the first of these fields that is a text and not empty."""
-    found = (row.get(field) for field in fields)
-    return next((text.strip() for text in found if isinstance(text, str) and text.strip()), "")
+    """Return the first of these fields that is a text or number and not empty."""
+    return next(filter(None, (_text(row.get(field)) for field in fields)), "")
 
 
 def _answer(row: Mapping[str, Any]) -> str:
@@ -277,6 +406,8 @@ def _answer(row: Mapping[str, Any]) -> str:
             answer = answer.removeprefix("$").removesuffix("$").strip() if answer[0] == answer[-1] == "$" else answer
     if not answer:
         raise UnusableRowError("the solution names no final answer")
+    if _is_placeholder(answer):
+        raise UnusableRowError(NO_ANSWER)
     if len(answer) > MAX_ANSWER_LENGTH or "\n" in answer:
         raise UnusableRowError("a long answer: no rule can compare it")
     return answer
@@ -333,30 +464,38 @@ def _is_quantity(answer: str) -> bool:
     return found[0].spread <= MAX_SPREAD and (any(map(str.isdigit, answer)) or not found[0].label)
 
 
+_IDS = ("id", "unique_id")
+_GPQA_METADATA = re.compile(
+    r"(?:Pre-Revision|Extra Revised|Revision Comments|Self-reported|Writer's|Non-Expert|Majority Non-Expert|Expert) .*"
+    r"|.*_N?EV_\d|Explanation|Subdomain|High-level domain|Question Writer|Canary String"
+)
 CONVERTERS = {
     "math": (
-        Converter(
-            "deepscaler",
-            lambda row: isinstance(row.get("problem"), str) and ("answer" in row or "solution" in row),
-            _deepscaler,
-        ),
-        Converter("verl", has_fields("prompt", "reward_model"), _verl),
+        Converter("deepscaler", "DeepScaleR-Preview-Dataset, MATH, MATH-500, MathArena's AIME and HMMT: their cards",
+                  ("problem", "answer", "solution", *_IDS),
+                  lambda row: isinstance(row.get("problem"), str) and ("answer" in row or "solution" in row),
+                  _deepscaler),
+        Converter("verl", "verl 0.9: the columns that its reward managers read",
+                  ("prompt", "reward_model", "extra_info", *_IDS), has_fields("prompt", "reward_model"), _verl),
+        Converter("questions", "GSM8K: its card; NeMo Gym 0.7: rows of its math servers without their prompt",
+                  ("question", "answer", "expected_answer", *_IDS),
+                  lambda row: isinstance(row.get("question"), str) and ("answer" in row or "expected_answer" in row),
+                  _questions),
     ),
     "stem": (
-        Converter("gpqa", has_fields("Question", *_GPQA_OPTIONS), _gpqa, StemRow, "stem"),
-        Converter(
-            "choices",
-            lambda row: "question" in row and ("options" in row or "choices" in row),
-            _choices,
-            StemRow,
-            "stem",
-        ),
-        Converter(
-            "scp",
-            lambda row: "problem" in row and any(field in row for field in (*_ANSWERS, *_SOLUTIONS)),
-            _scp,
-            StemRow,
-            "stem",
-        ),
+        Converter("gpqa", "GPQA: the columns of its tables", ("Record ID", "Question", *_GPQA_OPTIONS),
+                  has_fields("Question", *_GPQA_OPTIONS), _gpqa, _GPQA_METADATA, StemRow, "stem"),
+        Converter("hellaswag", "HellaSwag: its card", ("ctx", "endings", "label"),
+                  has_fields("ctx", "endings", "label"), _hellaswag,
+                  re.compile("ind|activity_label|ctx_[ab]|source_id|split|split_type"), StemRow, "stem"),
+        Converter("truthfulqa", "TruthfulQA: its card, subset multiple_choice", ("question", "mc1_targets"),
+                  has_fields("question", "mc1_targets"), _truthfulqa, re.compile("mc2_targets"), StemRow, "stem"),
+        Converter("choices", "MMLU, MMLU-Pro, ARC, CommonsenseQA, OpenBookQA, MedQA, SuperGPQA, AQuA-RAT: their cards",
+                  ("question", "question_stem", "options", "choices", *_GOLD_CHOICES),
+                  lambda row: ("question" in row or "question_stem" in row) and ("options" in row or "choices" in row),
+                  _choices, METADATA, StemRow, "stem"),
+        Converter("scp", "SCP-116K: its card", ("problem", *_ANSWERS, *_SOLUTIONS),
+                  lambda row: "problem" in row and any(field in row for field in (*_ANSWERS, *_SOLUTIONS)), _scp,
+                  re.compile(rf"{METADATA.pattern}|(?:is_)?(?:o1|qwq|r1)[\w-]*"), StemRow, "stem"),
     ),
-}
+}  # fmt: skip

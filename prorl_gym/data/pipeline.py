@@ -8,14 +8,14 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from prorl_gym.data.converters import Converter
+from prorl_gym.data.converters import LEFT_OUT, Converter
 from prorl_gym.environments.protocol import Environment
 from prorl_gym.errors import ConfigError, TaskError
 
@@ -116,6 +116,8 @@ class ConversionReport:
     """Written rows without a gold trajectory or solution: nothing proves that they can be solved."""
     skipped: Counter[str] = field(default_factory=Counter[str])
     """Rows that were left out, by reason."""
+    notes: Counter[str] = field(default_factory=Counter[str])
+    """What was left out of written rows: of how many."""
     first_examples: dict[str, str] = field(default_factory=dict[str, str])
     """For each reason, the place of the first such row, and what was wrong where that is known."""
 
@@ -123,28 +125,45 @@ class ConversionReport:
         self.skipped[reason] += 1
         self.first_examples.setdefault(reason, f"{where}: {what}" if what else where)
 
+    def lines(self) -> Iterator[str]:
+        """Yield the report as a table: what was read and written, what was left out and why, and fields left out."""
+        rows = "1 row" if self.read == 1 else f"{self.read} rows"
+        yield f"{rows} read, {self.written} written, {self.skipped.total()} left out."
+        if self.unproven:
+            yield f"{self.unproven:>8} of these without a solution: `prorl-gym validate` cannot prove them."
+        for reason, count in sorted(self.skipped.items()):
+            yield f"{count:>8} left out: {reason} (the first: {self.first_examples[reason]})"
+        for note, count in sorted(self.notes.items()):
+            yield f"{count:>8} written: {note}"
+
 
 def convert_rows(
     located: Iterable[LocatedRow],
     converters: Sequence[Converter],
     environment: Environment[Any],
     report: ConversionReport,
+    leave_out: Set[str] = frozenset(),
 ) -> Iterator[Mapping[str, Any]]:
     """Yield rows that the environment can parse, in the order of the input; fill ``report`` on the way.
 
-    The first converter that matches a row converts it. A single one converts every row.
+    The first converter that matches a row converts it. A single one converts every row. No converter sees the fields
+    ``leave_out``.
     """
     seen: set[str] = set()
-    for where, row in located:
+    formats = "; ".join(f"{converter.name} ({', '.join(converter.fields)})" for converter in converters)
+    for where, whole in located:
         report.read += 1
+        row = {name: value for name, value in whole.items() if name not in leave_out}
         converter = converters[0] if len(converters) == 1 else next((c for c in converters if c.matches(row)), None)
         if converter is None:
-            report.skip("no known format", where)
+            report.skip("no known format", where, f"has {', '.join(row)[:200]}. Known: {formats}")
             continue
         converted = converter.convert(row)
         if isinstance(converted, str):
             report.skip(converted, where)
             continue
+        converted = dict(converted)
+        taken_out = converted.pop(LEFT_OUT, [])
         name = str(converted.get("id", ""))
         if name and name in seen:
             report.skip("its id was there before", where, name[:80])
@@ -156,6 +175,8 @@ def convert_rows(
             continue
         seen.add(name)
         report.written += 1
+        taken_out = [*converter.unread_fields(row), *(leave_out & whole.keys()), *taken_out]
+        report.notes.update(f"without {name}" for name in taken_out)
         try:
             report.unproven += not environment.gold_steps(converted)
         except TaskError:

@@ -27,7 +27,7 @@ def converted(row: dict[str, Any]) -> Any:
 
 def eurus(truth: dict[str, Any], **more: Any) -> dict[str, Any]:
     how = "Write Python code to solve the problem. Present the code in \n```python\nYour code\n```\nat the end."
-    question = f"Double it.\n\n{how}"
+    question = f"Double it.\n\n{how}\nYou need to think first then write the Python code."
     return {
         "data_source": "taco",
         "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": question}],
@@ -60,7 +60,7 @@ def test_eurus_programs():
     made = converted(eurus({"inputs": ["4\n", ["1", "2"]], "outputs": ["8\n", ["2"]]}))
     assert made == {
         "id": "taco-7",
-        "question": "Double it.",
+        "question": "Think.\n\nDouble it.",
         "tests": {
             "kind": "stdio",
             "compare": "tokens",
@@ -122,6 +122,22 @@ def test_deepcoder_functions(row: dict[str, Any], entry: str):
     assert made["tests"] == {"kind": "function", "entry": entry} | ({"unwrap": True} if entry == "f" else {})
 
 
+def mbpp(*tests: str, **more: Any) -> dict[str, Any]:
+    return {"task_id": 7, "text": "Double.", "code": "def f(x): return 2 * x", "test_list": list(tests), **more}
+
+
+def test_calls_that_a_script_compares_are_cases():
+    script = "METADATA = {'a': 1}\ndef check(candidate):\n    assert True, 'm'\n    assert candidate(2) == 4, 'm'\n"
+    human = {"task_id": "H/0", "prompt": "def f(x):\n", "entry_point": "f", "canonical_solution": "    return 2 * x\n"}
+    made = converted({**human, "test": script})
+    assert made["tests"] == {"kind": "function", "entry": "f", "cases": [{"args": [2], "expected": 4}]}
+    assert (made["starter_code"], made["solution"]) == ("def f(x):\n", "def f(x):\n    return 2 * x\n")
+    assert converted({**human, "test": f"{script}    assert f(1) == 2\n"}) == MORE
+    made = converted(mbpp("assert f([1]) == [1, 1]", challenge_test_list=["assert f('a') == 'aa'"]))
+    assert made["tests"]["cases"] == [{"args": [[1]], "expected": [1, 1]}, {"args": ["a"], "expected": "aa"}]
+
+
+MORE = "tests that are more than calls with values and their results"
 CASES = [{"input": "5\n", "output": "25\n", "testtype": "stdin"}]
 
 
@@ -219,6 +235,21 @@ def test_packed_tests_are_bounded(monkeypatch: pytest.MonkeyPatch):
         ({"problem": "p", "tests": "{"}, "a field is missing or malformed"),
         (livecodebench(CASES, json.dumps([{**CASES[0], "testtype": "functional"}])), "tests of several kinds"),
         (livecodebench([{**CASES[0], "testtype": "functional"}], "[]"), "the function has no name"),
+        (mbpp("assert f((1,)) == 2"), "tests with values that JSON lacks"),
+        (mbpp("assert f(1) == {1}"), "tests with values that JSON lacks"),
+        (mbpp("assert f({1: 2}) == 2"), "tests with values that JSON lacks"),
+        (mbpp("assert f(1) == g(2)"), MORE),
+        (mbpp("assert abs(f(1) - 2) < 1"), MORE),
+        (mbpp("assert f(1)"), MORE),
+        (mbpp("import os", "assert f(1) == 2"), MORE),
+        (mbpp("assert f(1) == 2", "assert g(1) == 2"), MORE),
+        (mbpp("assert f(1) == 2", test_setup_code="y = 2"), MORE),
+        (mbpp(), MORE),
+        (mbpp("assert f(1) =="), "tests that are no Python"),
+        (mbpp(f"assert f({'(' * 999}1) == 2"), "tests that are no Python"),
+        (mbpp(f"assert f({'-' * 20_000}1) == 2"), "tests that are no Python"),
+        ({"problem": "p", "tests": [], "time_limit": 2},
+         "'deepcoder' has no field 'time_limit'; where it cannot matter, give --leave-out"),
     ],
 )  # fmt: skip
 def test_bad_rows_are_skipped_with_a_reason(row: dict[str, Any], why: str):

@@ -78,26 +78,32 @@ def read_sum(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def test_what_is_left_out_is_counted_by_reason() -> None:
     rows: list[dict[str, Any]] = [
-        {"id": "1", "sum": "1+1"},
+        {"id": "1", "sum": "1+1", "level": 5, "mood": "blue", "image": None},
         {"id": "2", "sum": ""},
         {"id": "1", "sum": "again"},
         {"other": True},
         {"id": "3", "sum": "x", "more": {"unknown_field": 1}},
         {"id": "2", "sum": "2+0"},
         {"id": "4", "sum": ""},
+        {"id": "5", "sum": "2", "image": "x.png"},
     ]
     report = ConversionReport()
     placed = [(f"f:{number}", row) for number, row in enumerate(rows, 1)]
-    sums = Converter("sums", has_fields("sum"), read_sum)
-    made = list(convert_rows(placed, [sums, sums], MathEnvironment(), report))
+    sums = Converter("sums", "ours", ("id", "sum", "more"), has_fields("sum"), read_sum)
+    made = list(convert_rows(placed, [sums, sums], MathEnvironment(), report, {"mood"}))
     assert [row["id"] for row in made] == ["1", "2"]
-    assert (report.read, report.written) == (7, 2)
+    assert (report.read, report.written) == (8, 2)
+    assert report.notes == {"without level": 1, "without mood": 1}
     assert report.skipped == {
         "no sum": 2,
         "its id was there before": 1,
         "no known format": 1,
         "the environment cannot read it": 1,
+        "'sums' has no field 'image'; where it cannot matter, give --leave-out": 1,
     }
+    assert report.first_examples["no known format"] == "f:4: has other. Known: " + "; ".join(
+        ["sums (id, sum, more)"] * 2
+    )
     assert (
         report.first_examples["no sum"] == "f:2"
         and "unknown_field" in report.first_examples["the environment cannot read it"]
@@ -111,6 +117,39 @@ def test_formats_are_found_by_name() -> None:
         converters.select_converters("swe", "swebnch")
     with pytest.raises(ConfigError, match="Did you mean 'swe'"):
         converters.select_converters("sve")
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "columns"),
+    [
+        ("math", "deepscaler", "problem solution answer subject level unique_id"),
+        ("math", "deepscaler", "problem_idx problem answer problem_type"),
+        ("math", "deepscaler", "id problem solution answer url year"),
+        ("math", "verl", "data_source prompt ability reward_model extra_info"),
+        ("stem", "choices", "question_id question options answer answer_index cot_content category src"),
+        ("stem", "choices", "question answer options meta_info answer_idx metamap_phrases"),
+        ("stem", "choices", "id question question_concept choices answerKey"),
+        ("stem", "choices", "question subject choices answer"),
+        ("stem", "choices", "question options rationale correct"),
+        (
+            "stem",
+            "choices",
+            "uuid question options answer answer_letter discipline field subfield difficulty is_calculation",
+        ),
+        ("stem", "hellaswag", "ind activity_label ctx_a ctx_b ctx endings source_id split split_type label"),
+        ("stem", "truthfulqa", "question mc1_targets mc2_targets"),
+        ("code", "mbpp", "task_id text code test_list test_setup_code challenge_test_list"),
+        ("code", "mbpp", "source_file task_id prompt code test_imports test_list"),
+    ],
+)
+def test_published_columns_are_known(environment: str, name: str, columns: str) -> None:
+    row = dict.fromkeys(columns.split(), 1)
+    assert (
+        next(one for one in converters.select_converters(environment) if one.matches(row | {"problem": ""})).name
+        == name
+    )
+    (converter,) = converters.select_converters(environment, name)
+    assert "no field" not in str(converter.convert(row))
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -135,10 +174,12 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
 def test_tasks_without_a_solution_are_counted(tmp_path: Path) -> None:
     tests = json.dumps([{"input": "1", "output": "1"}])
     tasks = [{"problem": "Echo.", "tests": tests, "solutions": ["print(input())"]}, {"problem": "Say.", "tests": tests}]
+    tasks = [task | {"source": "mine"} for task in tasks]
     given = tmp_path / "in.jsonl"
     given.write_text("".join(json.dumps(task) + "\n" for task in tasks))
     output = str(tmp_path / "out.jsonl")
     done = CliRunner().invoke(app, ["prepare", "code", str(given), "--output", output])
-    assert "2 rows read, 2 written, 0 left out.\n  1 of these without a solution" in done.output
+    assert "2 rows read, 2 written, 0 left out.\n       1 of these without a solution" in done.output
+    assert "\n       2 written: without source\n" in done.output
     done = CliRunner().invoke(app, ["prepare", "code", str(given), "--limit", "1", "--output", output, "--force"])
     assert "of these" not in done.output and "1 row is in" in done.output

@@ -80,8 +80,8 @@ def test_unusable_row_reports_why(change: dict[str, Any], reason: str):
 )
 def test_training_form_becomes_ours(truth: Any, expected: Any):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 4!?"}]
-    row = converted({"prompt": messages, "reward_model": {"ground_truth": truth}})
-    assert (row["question"], row["answer"]) == ("What is 4!?", expected)
+    row = converted({"prompt": messages, "reward_model": {"ground_truth": truth, "style": "rule"}})
+    assert (row["question"], row["answer"]) == ("Be brief.\n\nWhat is 4!?", expected)
 
 
 def test_training_form_may_be_json_in_text():
@@ -89,6 +89,55 @@ def test_training_form_may_be_json_in_text():
     assert (row["question"], row["answer"]) == ("1?", "1")
     assert CONVERTERS[1].convert({"prompt": "1?", "reward_model": "broken"}) == "no answer"
     assert CONVERTERS[1].convert({"prompt": [], "reward_model": {"ground_truth": "1"}}) == "no problem"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"prompt": [{"role": role, "content": "x=2?"} for role in ("user", "assistant", "user")]}, "with more than a"),
+        ({"prompt": [{"role": role, "content": "x=2?"} for role in ("user", "system")]}, "with more than a system"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "more than text"),
+        ({"prompt": [{"role": "user", "content": "x?", "tool_calls": [1]}]}, "more than text"),
+        ({"images": [{"bytes": "aGk="}]}, "'verl' has no field 'images'"),
+        ({"extra_info": {"index": 1, "tools_kwargs": {"calc": {}}}}, "tools of its own"),
+        ({"reward_model": {"ground_truth": "3", "style": "model"}}, "no answer"),
+        ({"prompt": 'End with a line "Answer: 3". 1+2?'}, "another form of the answer"),
+        ({"prompt": "1+2? Your last line has the form Answer: $Answer."}, "another form of the answer"),
+        ({"prompt": "1+2? Write the result after ####"}, "another form of the answer"),
+        ({"prompt": "1+2? Reply with <answer>result</answer>"}, "another form of the answer"),
+    ],
+)
+def test_training_form_that_asks_for_more_than_ours_can_is_refused(change: dict[str, Any], reason: str):
+    assert reason in CONVERTERS[1].convert({"prompt": "1+2?", "reward_model": {"ground_truth": "3"}, **change})
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+        "$Answer (without quotes) where $Answer is the answer to the problem.\n\n1+2?\n\n"
+        'Remember to put your answer on its own line after "Answer:".',
+        '1+2? Let\'s think step by step and output the final answer after "####".',
+    ],
+    ids=["DAPO", "GSM8K"],
+)
+def test_requests_of_known_sets_for_another_form_are_taken_out_and_told(prompt: str):
+    row = converted({"prompt": [{"role": "user", "content": prompt}], "reward_model": {"ground_truth": "3"}})
+    assert (row["question"], row["left_out"]) == ("1+2?", ["a request for another form of the answer"])
+
+
+@pytest.mark.parametrize(
+    ("row", "answer"),
+    [
+        ({"question": "1+2?", "answer": "1+2=<<1+2=3>>3\nIt is three.\n#### 3"}, "3"),
+        ({"question": "1+2?", "expected_answer": 3}, "3"),
+        ({"question": "1+2?", "answer": "3", "expected_answer": "3"}, "3"),
+    ],
+)
+def test_bare_questions_are_rows(row: dict[str, Any], answer: str):
+    assert converted(row)["answer"] == answer
+    assert converted(row | {"expected_answer": "4", "answer": "3"}) == "columns of the answer disagree"
+    assert converted(row | {"options": ["3", "4"]}).startswith("'questions' has no field 'options'")
 
 
 def test_id_is_the_rows_own_or_made_of_the_question():

@@ -33,6 +33,7 @@ from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.model_session import ModelSession
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.inference.tokens.transcript import Transcript
+from prorl_gym.inference.toolcalls.turn_parsing import parse_turn
 from prorl_gym.records import Message, ToolCall
 from prorl_gym.settings import RolloutSettings, resolve_settings
 
@@ -58,7 +59,7 @@ class Model:
     """A model of this family writes its thoughts down before it speaks."""
 
     def render_turn(self, text: str, arguments: Mapping[str, Any] | None = None, thoughts: str = "") -> str:
-        opening = "" if self.codec.opens_thinking else "<think>\n"
+        opening = "" if self.codec.generation_prompt.endswith("<think>\n") else "<think>\n"
         thought = f"{opening}{thoughts}\n</think>\n\n" if self.thinks and thoughts else ""
         if arguments is None:
             return thought + text
@@ -141,7 +142,7 @@ def _play(
         ids.append(codec.terminator_id)
         places.append((len(sent[-1]), ids))
         transcript.append_sampled(_result(ids), turn=turn, seed=None)
-        parsed = codec.parse_turn(codec.decode_turn(ids), TOOLS)
+        parsed = parse_turn(codec.parser, codec.decode_turn(sent[-1], ids), TOOLS)
         calls = tuple(
             ToolCall(id=f"c{n}", name=call.name, arguments=call.arguments) for n, call in enumerate(parsed.calls)
         )
@@ -253,7 +254,8 @@ def rendered_again(model: Model, text: str, seed: int, turns: Sequence[int]) -> 
             began = time.process_time()
             json.dumps(model.codec.encode_prompt(history, TOOLS))
             costs[number] = time.process_time() - began
-        parsed = model.codec.parse_turn(model.codec.decode_turn(ids), TOOLS)
+        opened = model.codec.tokenizer.encode_trusted(model.codec.generation_prompt)
+        parsed = parse_turn(model.codec.parser, model.codec.decode_turn(opened, ids), TOOLS)
         history += [Message(role="assistant", content=parsed.text), news]
     return costs
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, Observation, Policy, Tool
 from prorl_gym.agents.tool_arguments import BadArguments, parse_arguments, tool_signature
 from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached
+from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
 from prorl_gym.records import SUMMARY_CONTINUATION, SUMMARY_REQUEST, Message, ToolCall
 
 
@@ -46,7 +47,7 @@ async def run_agent(
         if not turn.tool_calls and not turn.parse_errors:
             if not is_asked:
                 return
-            if summary := strip_thinking(turn.text).strip():
+            if summary := split_thinking(turn.text)[1].strip():
                 is_asked = False
                 artifacts.messages.append(SUMMARY_CONTINUATION)
                 said = Message(role="assistant", content=summary)
@@ -69,16 +70,11 @@ async def run_agent(
         turn = await policy.respond([*observations, *remarks])
 
 
-def strip_thinking(text: str) -> str:
-    """Return the text of an answer without its thoughts."""
-    return text.rpartition("</think>")[2]
-
-
 def _record_turn(turn: AssistantTurn, artifacts: Artifacts) -> None:
     # A call that could not be read is text: trainers look for it there. One that the length limit cut is neither.
     text = turn.raw_text if turn.parse_errors and turn.raw_text and turn.finish_reason != "length" else turn.text
     artifacts.messages.append(Message(role="assistant", content=text, tool_calls=turn.tool_calls))
-    artifacts.answer = strip_thinking(turn.text)
+    artifacts.answer = split_thinking(turn.text)[1]
     if turn.finish_reason == "length":
         raise LimitReached(Limit.TOKENS)
     if turn.finish_reason == "abort":

@@ -15,9 +15,10 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from prorl_gym.errors import EngineError, GraderError, LimitReached
-from prorl_gym.inference.protocol import Conversation, GenerationRequest, GenerationResult
+from prorl_gym.inference.protocol import Conversation, GenerationRequest
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.rollout_session import SamplingPool
+from prorl_gym.inference.toolcalls.turn_parsing import open_thinking, split_thinking
 from prorl_gym.records import Message
 
 _MAX_QUESTION = 8000
@@ -76,25 +77,25 @@ class Judge:
 
     async def _judge_once(self, question: str, gold: str, answer: str) -> bool:
         mark = secrets.token_hex(8)  # new for every try, so that no answer can contain it
-        result = await self._generate(_judge_prompt(question, gold, answer, mark))
-        said = self._codec.decode_turn(result.token_ids) if result.text_turn is None else result.text_turn.text
-        found = parse_verdict(said, mark) if result.finish_reason == "stop" else None
+        said, finish_reason = await self._generate(_judge_prompt(question, gold, answer, mark))
+        found = parse_verdict(said, mark) if finish_reason == "stop" else None
         if found is not None:
             return found
-        complaint = "was cut off" if result.finish_reason != "stop" else "is not in the requested form"
+        complaint = "was cut off" if finish_reason != "stop" else "is not in the requested form"
         raise _NoVerdictError(
             f"The judge gave no verdict, not even on the reference answer: its output {complaint}.",
             "Serve a model that follows instructions as 'judge', or drop 'judge' from the rows.",
         )
 
-    async def _generate(self, messages: tuple[Message, ...]) -> GenerationResult:
+    async def _generate(self, messages: tuple[Message, ...]) -> tuple[str, str]:
         codec, session = self._codec, f"judge-{uuid4().hex}"
         try:
-            return await self._pool.generate(
+            prompt = codec.encode_prompt(messages, ())
+            result = await self._pool.generate(
                 GenerationRequest(
                     request_id=uuid4().hex,
                     session_id=session,
-                    prompt_ids=codec.encode_prompt(messages, ()),
+                    prompt_ids=prompt,
                     max_tokens=MAX_TOKENS,
                     temperature=0.0,
                     top_p=1.0,
@@ -112,6 +113,9 @@ class Judge:
             ) from None
         finally:
             self._pool.forget_session(session)
+        text_turn = result.text_turn
+        said = codec.decode_turn(prompt, result.token_ids) if text_turn is None else open_thinking(text_turn.text)
+        return said, result.finish_reason
 
 
 def _judge_prompt(question: str, gold: str, answer: str, mark: str) -> tuple[Message, ...]:
@@ -133,9 +137,8 @@ def _judge_prompt(question: str, gold: str, answer: str, mark: str) -> tuple[Mes
 
 def parse_verdict(said: str, mark: str) -> bool | None:
     """Return the verdict in the judge's output, thoughts aside; ``None`` when it is not in the requested form."""
-    said = said.rpartition("</think>")[2].strip()
     try:
-        found = _Verdict.model_validate_json(said)
+        found = _Verdict.model_validate_json(split_thinking(said)[1].strip())
     except ValidationError:
         return None
     return found.verdict == "equivalent" if secrets.compare_digest(found.mark.encode(), mark.encode()) else None

@@ -12,7 +12,6 @@ from prorl_gym.gateway.turn_stream import Piece
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt
 from prorl_gym.inference.tokens.turn import ParsedTurn, SampledTurn
-from prorl_gym.inference.toolcalls.turn_parsing import THINK_OPEN
 from prorl_gym.routed_experts import to_nemo_rl
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
@@ -50,9 +49,7 @@ class AnswerFormat:
 
     def text_of(self, parsed: ParsedTurn) -> str:
         """Return the text of an answer, with the thoughts where they are no item of their own."""
-        # After empty thoughts a text that begins with their tag would come back as thoughts: keep the empty ones.
-        reads_as_thoughts = not parsed.thinking and parsed.text.startswith(THINK_OPEN)
-        return parsed.text if self.with_reasoning and not reads_as_thoughts else parsed.full_text
+        return parsed.text if self.with_reasoning else parsed.full_text
 
     def usage(self, turn: CompletedTurn, prompt_name: str, answer_name: str) -> dict[str, Any]:
         """Return the token counts under the names that a wire has for them."""

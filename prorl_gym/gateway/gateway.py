@@ -179,7 +179,7 @@ class Gateway:
 
     async def _sample(self, session_id: str, prompt: BuiltPrompt, sampling: SamplingParams) -> SampledTurn:
         """Sample one turn. Raises ``LimitReached``: the context has no room for a single token; ``EngineError``."""
-        turn = SampledTurn()
+        turn = SampledTurn(prompt_ids=prompt.ids)
 
         def tokens_left() -> int:
             wanted, context = sampling.max_tokens - len(turn.token_ids), self._pool.max_model_len

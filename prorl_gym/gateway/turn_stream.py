@@ -6,7 +6,7 @@ from typing import Literal
 
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.tokenizer import IncrementalDecoder
-from prorl_gym.inference.toolcalls.turn_parsing import THINK_CLOSE, THINK_OPEN, length_before_tag
+from prorl_gym.inference.toolcalls.turn_parsing import BEGUN_THINKING, THINK_CLOSE, THINK_OPEN, length_before_tag
 
 PieceKind = Literal["thinking", "text"]
 
@@ -35,16 +35,18 @@ class TurnStream:
         self._written = ""
         self._text_start: int | None = None
         """Where the text begins, once the thoughts are over."""
+        self._closed_length = 0
+        """Length of the thoughts that are closed, which others may follow."""
         self._plain_length = 0
-        """Length of the text that stays text: see ``ToolParser.plain_length``."""
+        """Length of what stays thoughts, then of the text that stays text: see ``ToolParser.plain_length``."""
         self._sent: dict[PieceKind, str] = {"thinking": "", "text": ""}
 
-    def add(self, ids: Sequence[int]) -> list[Piece]:
-        """Add new ids; return the pieces that they complete."""
+    def add(self, prompt: Sequence[int], ids: Sequence[int]) -> list[Piece]:
+        """Add new ids, sampled after a prompt; return the pieces that they complete."""
         new = self._decoder.add(ids)
         if not new:
             return []
-        self._written += new
+        self._written = (self._written or self._codec.opened_thinking(prompt)) + new
         pieces = self._thinking_pieces() if self._text_start is None else []
         return pieces if self._text_start is None else [*pieces, *self._text_pieces(self._text_start)]
 
@@ -54,24 +56,18 @@ class TurnStream:
 
     def _thinking_pieces(self) -> list[Piece]:
         """Return new thoughts, and find where they end."""
-        begun = self._written.lstrip()
-        if len(begun) < len(THINK_OPEN) and THINK_OPEN.startswith(begun):
-            return []
-        tagged = begun.startswith(THINK_OPEN)
-        if not tagged and not self._codec.opens_thinking:
-            self._text_start = 0
-            return []
-        inner = begun.removeprefix(THINK_OPEN)
-        length = length_before_tag(inner, 0, THINK_CLOSE)
-        if inner.startswith(THINK_CLOSE, length):
-            self._text_start = len(self._written) - len(inner) + length + len(THINK_CLOSE)
-        return self._new_pieces("thinking", inner[:length])
+        while (begun := BEGUN_THINKING.match(self._written, self._closed_length)) is not None:
+            self._plain_length = length_before_tag(self._written, max(self._plain_length, begun.end()), THINK_CLOSE)
+            if not self._written.startswith(THINK_CLOSE, self._plain_length):
+                break
+            self._closed_length = self._plain_length + len(THINK_CLOSE)
+        thoughts = self._written[: self._plain_length].strip().removeprefix(THINK_OPEN)
+        if begun is None and not THINK_OPEN.startswith(self._written[self._closed_length :].lstrip()):
+            self._text_start, self._plain_length = self._closed_length, 0
+        return self._new_pieces("thinking", thoughts)
 
     def _text_pieces(self, start: int) -> list[Piece]:
         text = self._written[start:]
-        # After empty thoughts such a text is answered in another form; see ``AnswerFormat.text_of``.
-        if not self._sent["thinking"] and THINK_OPEN.startswith(text.lstrip()[: len(THINK_OPEN)]):
-            return []
         if self._may_call_tools:
             self._plain_length = self._codec.parser.plain_length(text, self._plain_length)
             text = text[: self._plain_length]

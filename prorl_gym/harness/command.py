@@ -18,11 +18,11 @@ from string import Template
 from typing import Any, cast
 
 from prorl_gym.agents.command_config import CommandConfig
-from prorl_gym.agents.loop import strip_thinking
 from prorl_gym.agents.protocol import Artifacts, Episode
 from prorl_gym.agents.tools.agent_sandbox import agent_action
 from prorl_gym.errors import FailureKind, SandboxError, TaskError
 from prorl_gym.harness.rollout_gateway import MODEL, RolloutGateway
+from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
 from prorl_gym.sandbox.protocol import ExecResult, Sandbox
 
 _LOG = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class CommandAgent:
                 artifacts.messages[:], artifacts.prompt_messages = self._gateway.conversation()
                 sampled = artifacts.messages[artifacts.prompt_messages :]
                 said = [one.content for one in sampled if one.role == "assistant" and one.content.strip()]
-                artifacts.answer = strip_thinking(said[-1]) if said else None
+                artifacts.answer = split_thinking(said[-1])[1] if said else None
                 await self._collect(sandbox, artifacts)
             self._require_calls(artifacts)
 

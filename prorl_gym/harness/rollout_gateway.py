@@ -311,7 +311,7 @@ class RolloutGateway:
         )
         try:
             turn = await self._session.answer(
-                asked, (lambda ids: shared.add_pieces(stream.add(ids))) if is_streamed else None
+                asked, (lambda prompt, ids: shared.add_pieces(stream.add(prompt, ids))) if is_streamed else None
             )
             done = CompletedTurn(call, turn.prompt, turn.sampled, turn.parsed, shared.head)
             shared.add_pieces(stream.finish(turn.parsed.thinking, self._form.text_of(turn.parsed)))

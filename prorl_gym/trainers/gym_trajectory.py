@@ -128,7 +128,8 @@ def _turns(rollout: Rollout, task_id: str, rollout_id: str) -> Iterator[dict[str
         if message.role != "assistant" or place < first:
             question += _items(rollout, place, message)
             continue
-        thoughts, _, text = message.content.rpartition("</think>")
+        is_opened = message.content.startswith("<think>")
+        thoughts, _, text = message.content.partition("</think>") if is_opened else ("", "", message.content)
         said = message.model_copy(update={"content": text.strip()})
         number += 1
         yield {

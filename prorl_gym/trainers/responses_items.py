@@ -60,8 +60,9 @@ def content_text(content: object) -> str:
 
 
 def last_answer(items: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the text of the last assistant message, ``None`` when there is none."""
-    for message in reversed(messages_from_items(items)):
+    """Return the text of the last assistant message, ``None`` when there is none, or thoughts come last of all."""
+    is_open = items and items[-1].get("type") == "reasoning"
+    for message in reversed(messages_from_items(() if is_open else items)):
         if message.role == "assistant" and message.content:
             return message.content
     return None

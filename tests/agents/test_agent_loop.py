@@ -2,9 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from model_talk import Talk
+from token_codecs import codec
 
 from prorl_gym.agents.loop import run_agent
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, Observation, ToolSpec
@@ -13,6 +16,7 @@ from prorl_gym.agents.tools import FinishTool
 from prorl_gym.environments.protocol import ScriptedStep
 from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached, SandboxError
 from prorl_gym.records import Message, ToolCall
+from prorl_gym.rollout.scheduling.model_source import ModelPolicy
 
 PROMPT = (Message(role="system", content="Be brief."), Message(role="user", content="Add."))
 
@@ -49,6 +53,10 @@ def calls(*made: ToolCall, **more: Any) -> AssistantTurn:
     return AssistantTurn("", made, **more)
 
 
+def hermes(name: str, **arguments: str) -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {json.dumps(arguments)}}}</tool_call>'
+
+
 async def play(*script: AssistantTurn | ScriptedStep, tool: Echo | None = None, max_turns: int | None = None):
     policy, artifacts, echo = ScriptedPolicy(script, max_turns), Artifacts(), tool or Echo()
     error: BaseException | None = None
@@ -67,9 +75,37 @@ async def test_turn_without_calls_is_the_answer():
     assert policy.received == list(PROMPT)
 
 
-async def test_thoughts_are_not_part_of_the_answer():
-    _, artifacts, _, _ = await play(AssistantTurn("<think>\\boxed{3}?</think>\n\\boxed{4}"))
-    assert artifacts.answer == "\n\\boxed{4}"
+THOUGHTS = [
+    ("<think>2 and 2 make \\boxed{4}. Let me check.", "", []),
+    ("<think>2 and 2 make \\boxed{4}. Let me ch", "", Limit.TOKENS),
+    (f"<think>So {hermes('finish', answer='4')}", "", []),
+    (f"<think>So {hermes('echo', text='a')}", "", []),
+    ("<think>\\boxed{3}?</think>\n\\boxed{4}", "\n\\boxed{4}", []),
+    ("<think>Hm.</think>\n<think>\\boxed{4}", "", []),
+    ("<think>Hm.</think>\n<think>\\boxed{3}</think>\\boxed{4}", "\\boxed{4}", []),
+    ("<think>Hm.</think>a</think>\\boxed{4}", "a</think>\\boxed{4}", []),
+    ("<think>Hm.</think>`<think>` begins \\boxed{4}", "`<think>` begins \\boxed{4}", []),
+    (f"<think>Hm.</think>{hermes('echo', text='</think>')}", "done", ["</think>"]),
+]
+"""Turns, the answers in them, and what the tool heard or the limit that ends them."""
+
+
+@pytest.mark.parametrize("name", ["small", "small-opens"])
+@pytest.mark.parametrize(("turn", "answer", "then"), THOUGHTS)
+async def test_thoughts_end_where_they_are_closed(name: str, turn: str, answer: str, then: Any):
+    said, echo, artifacts = turn.removeprefix("<think>" if name == "small-opens" else ""), Echo(), Artifacts()
+    limit = {"max_turn_tokens": len(codec(name).tokenizer.encode_trusted(said))} if then is Limit.TOKENS else {}
+    talk = Talk([said, "</think>done" if name == "small-opens" else "done"], name, **limit)
+    with pytest.raises(LimitReached) if limit else nullcontext():
+        await run_agent(PROMPT, [echo, FinishTool()], ModelPolicy(talk.session), artifacts)
+    assert (artifacts.answer, echo.heard) == (answer, [] if limit else then)
+
+
+async def test_a_prompt_that_closes_the_thoughts_has_none():
+    """Its ids decide, not the template alone."""
+    talk, artifacts = Talk(["\\boxed{4}, not </think>"], "small-opens"), Artifacts()
+    await run_agent([Message(role="system", content="/no_think")], [], ModelPolicy(talk.session), artifacts)
+    assert artifacts.answer == "\\boxed{4}, not </think>"
 
 
 async def test_observation_answers_its_call():

@@ -43,7 +43,7 @@ class Server:
 
     async def turn(self, items: list[dict[str, Any]], text: str, session: str = "s") -> list[dict[str, Any]]:
         prompt, ids = await self.prompt(items, session), sampled(text)
-        spoken = parse_sampled(codec(), ids, TOOLS)
+        spoken = parse_sampled(codec(), prompt.ids, ids, TOOLS)
         PromptBuilder(codec(), self.memory).remember_turn(
             prompt, prompt.session_id or session, spoken.as_message(), ids
         )

@@ -19,6 +19,7 @@ from prorl_gym.inference.protocol import Conversation
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, PromptOrigin
 from prorl_gym.inference.tokens.turn import SampledTurn, read_turn
+from prorl_gym.records import Message
 
 CALL = '<tool_call>\n{"name": "calc", "arguments": {"term": "1<2"}}\n</tool_call>'
 OTHER_CALL = "<tool_call>\n<function=calc>\n<parameter=term>\n1\n</parameter>\n</function>\n</tool_call>"
@@ -54,8 +55,9 @@ class Turn:
 
     def __post_init__(self) -> None:
         call = ModelCall([], TOOLS, SAMPLING, self.may_call_tools)
-        prompt = BuiltPrompt([1, 2, 3], PromptOrigin.FIRST, Conversation((), ()), ())
-        sampled = SampledTurn(self.ids, [-1.0] * len(self.ids), [0] * len(self.ids), "stop", 1)
+        ids = self.chat.encode_prompt([Message(role="user", content="Hi.")], TOOLS)
+        prompt = BuiltPrompt(ids, PromptOrigin.FIRST, Conversation((), ()), ())
+        sampled = SampledTurn(self.ids, [-1.0] * len(self.ids), [0] * len(self.ids), "stop", 1, prompt_ids=ids)
         parsed = read_turn(self.chat, sampled, TOOLS, may_call_tools=self.may_call_tools, single_tool_call=False)
         self.completed = CompletedTurn(call, prompt, sampled, parsed)
         self.form: AnswerFormat = replace(answer_format(), codec=self.chat)
@@ -64,7 +66,7 @@ class Turn:
         stream, found, place = TurnStream(self.chat, may_call_tools=self.may_call_tools), [], 0
         while place < len(self.ids):
             size = groups[place % len(groups)]
-            found += stream.add(self.ids[place : place + size])
+            found += stream.add(self.completed.prompt.ids, self.ids[place : place + size])
             place += size
         parsed = self.completed.parsed
         return found + stream.finish(parsed.thinking, self.form.text_of(parsed))
@@ -80,7 +82,7 @@ def joined(pieces: list[Piece], kind: str) -> str:
 
 
 @pytest.mark.parametrize("may_call_tools", [True, False])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, "small-opens"])
 @BOUNDED
 @given(text=texts, groups=sizes)
 def test_pieces_are_the_parsed_turn(name: str, may_call_tools: bool, text: str, groups: list[int]):
@@ -93,7 +95,7 @@ def test_pieces_are_the_parsed_turn(name: str, may_call_tools: bool, text: str, 
     assert all(piece.text for piece in pieces)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, "small-opens"])
 @BOUNDED
 @given(ids=st.lists(st.integers(0, 3000), max_size=40))
 def test_any_ids_can_be_streamed(name: str, ids: list[int]):
@@ -103,11 +105,11 @@ def test_any_ids_can_be_streamed(name: str, ids: list[int]):
 
 @pytest.mark.parametrize(("wire", "events", "join"), CHANNELS, ids=["chat", "responses", "messages"])
 @BOUNDED
-@given(text=texts, groups=sizes, has_usage_chunk=st.booleans())
+@given(text=texts, groups=sizes, has_usage_chunk=st.booleans(), opens=st.booleans())
 def test_the_events_of_every_wire_are_its_answer(
-    wire: Any, events: Any, join: Any, text: str, groups: list[int], has_usage_chunk: bool
+    wire: Any, events: Any, join: Any, text: str, groups: list[int], has_usage_chunk: bool, opens: bool
 ):
-    turn = spoken("small", text)
+    turn = spoken("small-opens" if opens else "small", text)
     body = {"stream_options": {"include_usage": has_usage_chunk}}
     writer = events(turn.completed.head, turn.form, body)
     answer = wire.write_answer(turn.completed, {}, turn.form)
@@ -121,7 +123,7 @@ def test_text_comes_before_the_turn_is_whole():
     chat = codec("small")
     stream = TurnStream(chat, may_call_tools=True)
     found = [
-        stream.add([token]) for token in chat.tokenizer.encode_trusted(f"<think>\nHm, so.\n</think>\n\nLook: {CALL}")
+        stream.add((), [token]) for token in chat.tokenizer.encode_trusted(f"<think>\nHm, so.\n</think>\nLook: {CALL}")
     ]
     assert joined([piece for pieces in found for piece in pieces], "thinking") == "Hm, so."
     assert joined([piece for pieces in found for piece in pieces], "text") == "Look:"
@@ -131,6 +133,6 @@ def test_text_comes_before_the_turn_is_whole():
 def test_tokens_other_than_those_of_the_turn_are_found():
     chat = codec("small")
     stream = TurnStream(chat, may_call_tools=True)
-    stream.add(chat.tokenizer.encode_trusted("Another engine said this."))
+    stream.add((), chat.tokenizer.encode_trusted("Another engine said this."))
     with pytest.raises(StreamDivergedError):
         stream.finish("", "It says that.")

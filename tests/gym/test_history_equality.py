@@ -59,7 +59,7 @@ async def complete(
     """Make a call as the server does; the model samples these ids."""
     builder = PromptBuilder(chat, memory)
     prompt = await builder.build_prompt(call.entries, call.tools, session)
-    spoken = parse_sampled(chat, ids, call.tools)
+    spoken = parse_sampled(chat, prompt.ids, ids, call.tools)
     builder.remember_turn(prompt, session, spoken.as_message(), ids)
     return CompletedTurn(call, prompt, SampledTurn(ids, [-1.0] * len(ids)), spoken)
 
@@ -110,7 +110,7 @@ async def agent(name: str) -> Agent:
     made = _agent(name)
     if len(made.messages) == 2:
         chat = codec(name)
-        opening = "" if chat.opens_thinking else "<think>\n"
+        opening = "" if chat.generation_prompt.endswith("<think>\n") else "<think>\n"
         calls = [spelled(chat, FIRST)] if chat.parser.name == "llama" else [spelled(chat, FIRST), spelled(chat, SECOND)]
         said = "" if chat.parser.name == "llama" else f"{SAID}\n"
         await made.turn(f"{opening}Let me think.\n</think>\n\n{said}" + "\n".join(calls))
@@ -369,7 +369,7 @@ def test_arguments_are_compared_by_value(one: str, other: str, same: bool):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, "small-opens"])
 async def test_what_the_table_names_extends(name: str, path: str):
     made = await agent(name)
     found = {what: await made.sent(path, edited(made.messages, edit)) for what, edit in SAME.items()}
@@ -377,7 +377,7 @@ async def test_what_the_table_names_extends(name: str, path: str):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, "small-opens"])
 async def test_what_the_table_does_not_name_is_a_new_segment(name: str, path: str):
     made, chat = await agent(name), codec(name)
     edits = OTHER if chat.parser.name == "llama" else OTHER | PARALLEL
@@ -392,13 +392,13 @@ async def test_what_the_table_does_not_name_is_a_new_segment(name: str, path: st
 
 
 @pytest.mark.parametrize("path", PATHS[2:])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, "small-opens"])
 async def test_a_changed_id_in_the_thoughts_is_a_new_segment(name: str, path: str):
     made = await agent(name)
     assert await made.sent(path, edited(made.messages, changed_id)) is PromptOrigin.CHANGED
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, "small-opens"])
 async def test_a_changed_id_in_thoughts_that_are_left_out_is_seen_by_the_session(name: str):
     made = await agent(name)
     assert (
@@ -408,7 +408,7 @@ async def test_a_changed_id_in_thoughts_that_are_left_out_is_seen_by_the_session
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, "small-opens"])
 async def test_other_tools_are_a_new_segment(name: str, path: str):
     made = await agent(name)
     tools = [{"type": "function", "function": CALC | {"description": "Work out any term."}}]
@@ -422,7 +422,7 @@ async def test_other_tools_are_a_new_segment(name: str, path: str):
     other=st.sampled_from([None, *OTHER]),
     pick=st.integers(0, 200),
 )
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, "small-opens"])
 async def test_any_edits_of_a_history(name: str, path: str, same: list[str], other: str | None, pick: int):
     made = await agent(name)
     plain = made.messages
@@ -481,7 +481,7 @@ async def answered(chat: Any, memory: SegmentCache, shape: AnswerFormat, items: 
     return turn.prompt, json.loads(response.model_dump_json())["output"]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, "small-opens"])
 @FEW
 @example(turns=[("</think>\n<think>\nHm.\n</think>\n\nFour.", False, False, "4")] * 2, with_thoughts=True)
 @given(turns=TURNS, with_thoughts=st.booleans())
@@ -505,7 +505,7 @@ async def test_history_that_comes_back_unchanged_goes_on_exactly(name: str, turn
         items += [*output, *news(output, text)]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, "small-opens"])
 @FEW
 @given(turns=TURNS, data=st.data())
 async def test_history_that_was_changed_is_a_prompt_all_the_same(name: str, turns: Any, data: Any):

@@ -134,6 +134,9 @@ def test_tools_share_state_and_finish_is_graded(client: TestClient):
         ("It is \\boxed{42}.", 1.0),
         ("It is \\boxed{41}.", 0.0),
         ("<think>Perhaps \\boxed{42}.</think>I do not know.", 0.0),
+        ("<think>\nPerhaps \\boxed{42}.", 0.0),
+        ("Perhaps \\boxed{41}.</think>It is \\boxed{42}.", 1.0),
+        ("Perhaps \\boxed{42}.</think>I do not know.", 0.0),
     ],
 )
 def test_last_message_without_thoughts_is_graded(client: TestClient, text: str, reward: float, seeded: bool):

@@ -60,6 +60,6 @@ class Conversation:
 
     async def answer(self, body: Mapping[str, Any], text: str, finish: Any = "stop") -> dict[str, Any]:
         call, prompt, turn = self.read(body), await self.prompt(body), sampled(text, finish)
-        parsed = parse_sampled(codec(), turn.token_ids, call.tools)
+        parsed = parse_sampled(codec(), prompt.ids, turn.token_ids, call.tools)
         self._builder.remember_turn(prompt, "s", parsed.as_message(), turn.token_ids)
         return self.wire.write_answer(CompletedTurn(call, prompt, turn, parsed), {}, answer_format())

@@ -262,6 +262,28 @@ async def test_chat_histories_extend_what_was_sampled(keep: Any):
     assert prompt.origin is PromptOrigin.EXTENDED
 
 
+@pytest.mark.parametrize("kind", ["chat", "responses", "messages"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("<think>\nNot closed", f"<think>So {CALL}", "</think>", "It is `</think>`.", f"{THOUGHTS}`</think>`</think>"),
+        *(f"{THOUGHTS}<think>More.</think>Done.", "<think></think>\n<think>More.</think>Done.", f"{THOUGHTS}<think>No"),
+    ],
+)
+async def test_thoughts_of_any_shape_come_back_as_they_were(kind: str, text: str):
+    wire, body = {"chat": (wires.CHAT, CHAT), "responses": (wires.RESPONSES, ITEMS), "messages": (MESSAGES, ASK)}[kind]
+    talk = Conversation(wire)
+    answer, key = await talk.answer(body, text), wire.history_key
+    turns = {
+        "chat": lambda: [answer["choices"][0]["message"]],
+        "responses": lambda: answer["output"],
+        "messages": lambda: [{"role": "assistant", "content": answer["content"]}],
+    }
+    prompt = await talk.prompt(body | {key: [*body[key], *turns[kind](), {"role": "user", "content": "Go on."}]})
+    seen = [*(await talk.prompt(body)).ids, *codec().tokenizer.encode_trusted(text)]
+    assert (prompt.origin, prompt.ids[: len(seen)]) == (PromptOrigin.EXTENDED, seen)
+
+
 async def test_a_history_of_codex_extends_what_was_sampled():
     talk = Conversation(wires.RESPONSES)
     thinking, said, call = (await talk.answer(ITEMS, f"{THOUGHTS}Look:\n{CALL}"))["output"]

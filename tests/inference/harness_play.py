@@ -76,9 +76,8 @@ class Play:
     async def ask(self, *messages, tools=ALL_TOOLS, on_tokens=None, agent="", parent="", **options):
         """Make one call; return the turn."""
         entries = [HistoryEntry(message) for message in messages]
-        return await self.session.answer(
-            HarnessCall(entries, tools, lineage=Lineage(agent, parent), **options), on_tokens
-        )
+        call = HarnessCall(entries, tools, lineage=Lineage(agent, parent), **options)
+        return await self.session.answer(call, on_tokens and (lambda _, ids: on_tokens(ids)))
 
     @property
     def segments(self):

@@ -30,6 +30,8 @@ OURS = ["small", "llama"]
 ALL = [*OURS, *(pytest.param(name, marks=needs_qwen) for name in TEMPLATES)]
 WITHOUT_THOUGHTS = [pytest.param(name, marks=needs_qwen) for name in ("qwen3-off", "qwen3.5-off")]
 """Templates that write an empty thought before the model speaks."""
+OPENS_THOUGHTS = "assistant\\n<think>\\n' + ('</think>' if '/no_think' in messages[0].content else '') -}}"
+"""The end of a template that opens the thoughts of a turn unless its first message forbids them (as Nemotron's do)."""
 BOTH = ["small", pytest.param("qwen3", marks=needs_qwen)]
 
 TOOLS = [
@@ -51,6 +53,11 @@ def codec(name, thinking=None):
     options = {} if thinking is None else {"enable_thinking": thinking}
     if name == "small":
         return load_codec("small", template_options=options)
+    if name == "small-opens":
+        tokenizer = load_tokenizer("small")
+        tokenizer.raw.chat_template = tokenizer.chat_template.replace("assistant\\n' -}}", OPENS_THOUGHTS)
+        check_template(ChatCodec(tokenizer))
+        return ChatCodec(tokenizer)
     if name == "llama":
         with TemporaryDirectory() as directory:
             runpy.run_path(str(ROOT / "scripts" / "llama_style.py"))["make"](Path(directory))

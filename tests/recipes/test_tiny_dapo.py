@@ -20,6 +20,7 @@ from prorl_gym.environments.protocol import RunContext, ScriptedStep
 from prorl_gym.errors import SandboxError
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.template_check import load_codec
+from prorl_gym.inference.toolcalls.turn_parsing import parse_turn
 from prorl_gym.records import Message
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.backend_selection import open_backend
@@ -99,7 +100,7 @@ def test_turns_of_a_trace_are_read_as_they_are_meant(domain: type[Question], cod
     assert codec.parser.name == "hermes"
     for question in some(domain, 20):
         for turn in question.demonstrate("right"):
-            said = codec.parse_turn(codec.decode_turn(language.turn(turn)), tools_of(domain))
+            said = parse_turn(codec.parser, codec.decode_turn((), language.turn(turn)), tools_of(domain))
             assert not said.parse_errors
             if turn.startswith("<tool_call>"):
                 (found,) = said.calls

@@ -30,6 +30,7 @@ def test_a_text_or_a_call_alone_is_a_turn():
 def test_last_answer_is_the_last_text_of_the_assistant():
     assert last_answer(ITEMS) == "4"
     assert last_answer(ITEMS[:2]) is None
+    assert last_answer([*ITEMS[:6], ITEMS[2]]) is None, "the last turn did not end its thoughts"
 
 
 def test_strange_items_do_not_raise():

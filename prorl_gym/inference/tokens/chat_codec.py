@@ -12,7 +12,6 @@ the template copies contents verbatim.
 import asyncio
 import json
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -25,10 +24,10 @@ from prorl_gym.inference.toolcalls.formats import ToolFormat, known_parsers
 from prorl_gym.inference.toolcalls.turn_parsing import (
     THINK_CLOSE,
     THINK_OPEN,
-    ParsedText,
     ToolParser,
     Tools,
     parse_turn,
+    thinking_end,
 )
 from prorl_gym.records import Message
 
@@ -45,8 +44,6 @@ _LONG_TEXT = 50_000
 
 _PLACEHOLDER = "stand-in-for-the-assistant"
 """Text of the assistant turn that deltas are cut from."""
-
-_THINK_TAGS = re.compile(f"({THINK_OPEN}|{THINK_CLOSE})")
 
 _APPENDING_FIX = "Set 'chat_template' to one whose turns are only ever appended, each closed by one control token."
 
@@ -141,16 +138,17 @@ class ChatCodec:
         """Decode ids verbatim, control tokens shown."""
         return self.tokenizer.decode(ids)
 
-    def decode_turn(self, ids: Sequence[int]) -> str:
-        """Decode one sampled turn without what ended it."""
+    def decode_turn(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
+        """Decode one sampled turn without what ended it, with the tag of its thoughts if ``prompt`` opened them."""
         count = len(ids)
         while count and ids[count - 1] in self.end_ids:
             count -= 1
-        return self.tokenizer.decode(ids[:count])
+        return self.opened_thinking(prompt) + self.tokenizer.decode(ids[:count])
 
-    def parse_turn(self, text: str, tools: Tools) -> ParsedText:
-        """Split what ``decode_turn`` returns into text, calls and complaints. Never raises."""
-        return parse_turn(self.parser, text, tools, thinking_open=self.opens_thinking)
+    def opened_thinking(self, prompt: Sequence[int]) -> str:
+        """Return the tag of the thoughts that a prompt ends in; empty where it opened none."""
+        end = self.decode(prompt[-16:])  # tokens enough for the tag spelled out, and the blanks after it
+        return f"{THINK_OPEN}\n" if end.rstrip().endswith(THINK_OPEN) else ""
 
     @cached_property
     def generation_prompt(self) -> str:
@@ -159,9 +157,10 @@ class ChatCodec:
         return _strip_common_prefix(self.render_plain([_QUESTION], (), add_generation_prompt=True), turn)
 
     @property
-    def opens_thinking(self) -> bool:
-        """Whether the template opens the thoughts itself, so that what is sampled begins inside of them."""
-        return self.generation_prompt.rstrip().endswith(THINK_OPEN)
+    def turn_opening(self) -> str:
+        """``generation_prompt`` without a tag of thoughts that it ends in, which is part of the turn."""
+        opening, _, blanks = self.generation_prompt.rpartition(THINK_OPEN)
+        return opening if opening and not blanks.strip() else self.generation_prompt
 
     @cached_property
     def parser(self) -> ToolParser:
@@ -216,12 +215,13 @@ def choose_parser(codec: ChatCodec, tool_format: ToolFormat) -> ToolParser:
     finds the same tool with the same arguments in that turn. Raises ``EngineError`` (``TEMPLATE_UNSAFE``): none does,
     or ``declared`` is named and the tokenizer declares nothing.
     """
-    known = known_parsers(partial(_parse_declared, codec) if codec.tokenizer.has_response_template else None)
+    declared = partial(codec.tokenizer.parse_response, codec.turn_opening)
+    known = known_parsers(declared if codec.tokenizer.has_response_template else None)
     turn = _render_sample_call(codec)
     forms = f"({', '.join(known_parsers())})"
     fix = f"Set 'tool_format' to the form that the model was trained on {forms}, or 'chat_template'."
     if tool_format == "auto":
-        found = (parser for parser in known.values() if turn is not None and _reads_back(parser, turn, codec))
+        found = (parser for parser in known.values() if turn is not None and _reads_back(parser, turn))
         parser = next(found, None)
         if parser is None:
             raise codec.template_error("no known form of tool calls reads back the one that it writes", fix)
@@ -229,7 +229,7 @@ def choose_parser(codec: ChatCodec, tool_format: ToolFormat) -> ToolParser:
     if tool_format not in known:
         raise codec.template_error("its tokenizer declares no response_template", fix)
     parser = known[tool_format]
-    if turn is not None and not _reads_back(parser, turn, codec):
+    if turn is not None and not _reads_back(parser, turn):
         log.warning(
             "tool_format: %s does not read back the calls that the chat template of %s writes.\n"
             "Leave it out ('auto'), unless the model was trained on that form.",
@@ -247,32 +247,25 @@ def _render_sample_call(codec: ChatCodec) -> str | None:
         whole = codec.render_plain([_QUESTION, turn], [SAMPLE_TOOL], add_generation_prompt=False)
     except EngineError:
         return None
-    written = _strip_common_prefix(_strip_common_prefix(whole, before), codec.generation_prompt).rstrip()
+    written = _strip_common_prefix(_strip_common_prefix(whole, before), codec.turn_opening).rstrip()
     ends = (end for end, token in codec.tokenizer.control_ids.items() if token in codec.end_ids)
     return next((written.removesuffix(end) for end in ends if written.endswith(end)), written)
 
 
-def _reads_back(parser: ToolParser, turn: str, codec: ChatCodec) -> bool:
-    said = parse_turn(parser, turn, [SAMPLE_TOOL], thinking_open=codec.opens_thinking)
+def _reads_back(parser: ToolParser, turn: str) -> bool:
+    said = parse_turn(parser, turn, [SAMPLE_TOOL])
     if said.parse_errors or len(said.calls) != 1:
         return False
     return said.calls[0].name == SAMPLE_NAME and json.loads(said.calls[0].arguments) == _SAMPLE_ARGUMENTS
 
 
-def _parse_declared(codec: ChatCodec, text: str, tools: Tools) -> object:
-    opening = codec.generation_prompt
-    if codec.opens_thinking:  # the text comes without its thoughts, so the opening must not begin them
-        opening = opening.rstrip().removesuffix(THINK_OPEN)
-    return codec.tokenizer.parse_response(text, opening, tools)
-
-
 def _as_template_message(message: Message, escaper: ControlTokenEscaper) -> dict[str, Any]:
     """Return a message in the form that templates read, its control strings escaped."""
-    if message.role == "assistant":  # templates look for the tags of its thoughts
-        parts = _THINK_TAGS.split(message.content)
-        content = "".join(part if part in (THINK_OPEN, THINK_CLOSE) else escaper.escape(part) for part in parts)
-    else:
-        content = escaper.escape(message.content)
+    end = thinking_end(message.content) if message.role == "assistant" else 0
+    # Templates look for the tags around its thoughts; others that it wrote are text.
+    blanks, opening, thoughts = message.content[:end].partition(THINK_OPEN)
+    inner = thoughts.removesuffix(THINK_CLOSE)
+    content = f"{blanks}{opening}{escaper.escape(inner)}{thoughts[len(inner) :]}{escaper.escape(message.content[end:])}"
     shown: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:
         # Arguments as values: templates print them as JSON, and would quote a text once more.

@@ -11,7 +11,7 @@ from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.harness_call import HarnessCall, HarnessTurn
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, build_branch
 from prorl_gym.inference.tokens.rewrites import HistoryReader
-from prorl_gym.inference.tokens.rollout_session import OnTokens, RolloutIdentity, RolloutSession, SamplingPool
+from prorl_gym.inference.tokens.rollout_session import OnTurnTokens, RolloutIdentity, RolloutSession, SamplingPool
 from prorl_gym.inference.tokens.segment_tree import PlacedTurn, SegmentTree
 from prorl_gym.inference.tokens.turn import MAX_SEGMENTS_TOKENS, ParsedTurn, SampledTurn, read_turn, sample_turn
 from prorl_gym.records import Message, Segment, main_segment
@@ -31,7 +31,7 @@ class HarnessSession(RolloutSession):
         self.limit: Limit | None = None
         """The limit that the latest call met; ``None``: it was answered. A harness may have gone on with less."""
 
-    async def answer(self, call: HarnessCall, on_tokens: OnTokens | None = None) -> HarnessTurn:
+    async def answer(self, call: HarnessCall, on_tokens: OnTurnTokens | None = None) -> HarnessTurn:
         """Place a call in the tree of segments and sample its turn, whose ids go to ``on_tokens`` as they come.
 
         Cancelling it stops the engine's call and keeps its tokens. Raises ``LimitReached``: turns or tokens;
@@ -55,7 +55,7 @@ class HarnessSession(RolloutSession):
         main = main_segment(self.segments(), self._settings.trained_segments)
         return ([], 0) if main is None else self._tree.conversation(main)
 
-    async def _answer(self, call: HarnessCall, on_tokens: OnTokens | None) -> HarnessTurn:
+    async def _answer(self, call: HarnessCall, on_tokens: OnTurnTokens | None) -> HarnessTurn:
         history = self._histories.read(call.entries, call.tools)
         base = self._tree.find_base(history)
         whole = Conversation(history.messages, call.tools)
@@ -121,13 +121,13 @@ class HarnessSession(RolloutSession):
 
 class _Turn:
     def __init__(
-        self, number: int, call: HarnessCall, prompt: BuiltPrompt, placed: PlacedTurn, on_tokens: OnTokens | None
+        self, number: int, call: HarnessCall, prompt: BuiltPrompt, placed: PlacedTurn, on_tokens: OnTurnTokens | None
     ) -> None:
         self.number = number
         self.call = call
         self.prompt = prompt
         self.placed = placed
-        self.sampled = SampledTurn()
+        self.sampled = SampledTurn(prompt_ids=prompt.ids)
         self.is_streamed = on_tokens is not None
         self._on_tokens = on_tokens
         self._streamed_count = 0
@@ -136,7 +136,7 @@ class _Turn:
     def stream(self, ids: Sequence[int]) -> None:
         assert self._on_tokens is not None
         self._streamed_count += len(ids)
-        self._on_tokens(ids)
+        self._on_tokens(self.prompt.ids, ids)
 
     def append(self, seed: int | None, result: GenerationResult) -> list[int]:
         kept = self.placed.append(result, turn=self.number, seed=seed)
@@ -145,5 +145,5 @@ class _Turn:
         self.sampled.append_result(cut)
         rest, self._streamed_count = kept[self._streamed_count :], 0
         if rest and self._on_tokens is not None:
-            self._on_tokens(rest)
+            self._on_tokens(self.prompt.ids, rest)
         return kept

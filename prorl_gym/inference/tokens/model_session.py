@@ -12,7 +12,7 @@ from prorl_gym.inference.tokens.rollout_session import RolloutIdentity, RolloutS
 from prorl_gym.inference.tokens.transcript import Transcript
 from prorl_gym.inference.tokens.turn import MAX_SEGMENTS_TOKENS, sample_turn
 from prorl_gym.inference.tokens.turn_log import TurnLog
-from prorl_gym.inference.toolcalls.turn_parsing import ParsedCall, ParsedText
+from prorl_gym.inference.toolcalls.turn_parsing import ParsedCall, ParsedText, open_thinking, parse_turn
 from prorl_gym.records import Message, Segment, ToolCall
 from prorl_gym.settings import ResolvedSettings
 
@@ -20,6 +20,7 @@ from prorl_gym.settings import ResolvedSettings
 @dataclass(slots=True)
 class _PartialTurn:
     number: int
+    prompt: list[int] = field(default_factory=list[int])
     ids: list[int] = field(default_factory=list[int])
     text_turns: list[TextTurn] = field(default_factory=list[TextTurn])
     """Turns of an engine that answers in text, one for each call."""
@@ -117,6 +118,7 @@ class ModelSession(RolloutSession):
     async def _make_call(self, turn: _PartialTurn, max_tokens: int) -> GenerationResult:
         """Make one model call and append its tokens, those of a cancelled call included."""
         request = self._request(self._transcript.next_prompt(), turn.number, len(turn.ids), max_tokens)
+        turn.prompt = turn.prompt or list(request.prompt_ids)
         if self._turn_log is not None and (logged := self._turn_log.replay_call()) is not None:
             self._report(logged, partial(self._append, turn, request))
             return logged
@@ -133,12 +135,12 @@ class ModelSession(RolloutSession):
         return kept
 
     def _parse_turn(self, turn: _PartialTurn, finish_reason: Literal["stop", "length"]) -> AssistantTurn:
-        written = self._codec.decode_turn(turn.ids)
+        written = self._codec.decode_turn(turn.prompt, turn.ids)
         if turn.text_turns:  # the engine parsed it itself
             found = tuple(ParsedCall(call.name, call.arguments) for each in turn.text_turns for call in each.tool_calls)
-            said = ParsedText("".join(each.text for each in turn.text_turns), found)
+            said = ParsedText(open_thinking("".join(each.text for each in turn.text_turns)), found)
         else:
-            said = self._codec.parse_turn(written, self._tools)
+            said = parse_turn(self._codec.parser, written, self._tools)
         calls = tuple(
             ToolCall(id=f"call_{turn.number}_{index}", name=call.name, arguments=call.arguments)
             for index, call in enumerate(said.calls)

@@ -251,7 +251,7 @@ class PromptBuilder:
             tokens = history[end].tokens
             if tokens is None:
                 return None
-            spoken = parse_sampled(self._codec, tokens.generation, tools)
+            spoken = parse_sampled(self._codec, tokens.prompt, tokens.generation, tools)
             read.append((spoken.with_first_call() if single_tool_call else spoken).as_message())
             if not equality.is_same_turn(read[-1], history[end].message):
                 return None

@@ -19,6 +19,8 @@ from prorl_gym.inference.tokens.turn import derive_seed
 from prorl_gym.settings import ResolvedSettings
 
 OnTokens = Callable[[Sequence[int]], None]
+OnTurnTokens = Callable[[Sequence[int], Sequence[int]], None]
+"""Called with the prompt of a turn and new sampled ids."""
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from typing import Any
 from prorl_gym.inference.tokens.chat_codec import SAMPLE_NAME, SAMPLE_TOOL, ChatCodec, Tools
 from prorl_gym.inference.tokens.tokenizer import ControlTokenEscaper, load_tokenizer
 from prorl_gym.inference.toolcalls.formats import ToolFormat
+from prorl_gym.inference.toolcalls.turn_parsing import THINK_CLOSE, THINK_OPEN
 from prorl_gym.records import Message, ToolCall
 
 _TOOLS: Tools = [SAMPLE_TOOL]
@@ -57,6 +58,7 @@ def check_template(codec: ChatCodec) -> None:
     _check_contents_shown(codec)
     _check_untrusted(codec)
     _check_no_clock(codec)
+    _check_thoughts(codec)
     _ = codec.parser  # it must be known how to read calls
 
 
@@ -107,3 +109,14 @@ def _check_no_clock(codec: ChatCodec) -> None:
     except Exception:  # everything else was rendered before: only the clock can fail here
         fix = "Pin the date with 'template_options', for example date_string: '26 Jul 2024'."
         raise codec.template_error("it shows today's date to the model", fix) from None
+
+
+def _check_thoughts(codec: ChatCodec) -> None:
+    """Check that the template puts thoughts, where it shows any, between the tags by which turns are read."""
+    thoughts = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), "It is a sum.")
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "s", **thoughts}]
+    before, shown, after = codec.render_plain(turns, (), add_generation_prompt=False).partition("It is a sum.")
+    is_read = before.rstrip().endswith(THINK_OPEN) and after.lstrip().startswith(THINK_CLOSE)
+    if shown and not is_read and codec.parser.name != "declared":  # a declaration reads its own tags
+        what = f"it writes the thoughts of a turn after {before.split()[-1][-40:]!r}, not after {THINK_OPEN}"
+        raise codec.template_error(what, f"Set 'chat_template' to one with {THINK_OPEN} and {THINK_CLOSE}.")

@@ -111,7 +111,7 @@ class Tokenizer:
         """Whether the tokenizer declares how to read what its model writes (``response_template``)."""
         return bool(getattr(self.raw, "response_template", None)) and hasattr(self.raw, "parse_response")
 
-    def parse_response(self, text: str, prefix: str, tools: Sequence[Mapping[str, Any]]) -> object:
+    def parse_response(self, prefix: str, text: str, tools: Sequence[Mapping[str, Any]]) -> object:
         """Read a turn that follows ``prefix``, by the tokenizer's own declaration, which may raise anything."""
         return self.raw.parse_response(text, prefix=prefix, tools=[dict(tool) for tool in tools] or None)
 

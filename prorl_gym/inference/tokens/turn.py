@@ -13,7 +13,7 @@ from uuid import uuid4
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.protocol import ContextExceeded, GenerationResult, TextTurn
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools
-from prorl_gym.inference.toolcalls.turn_parsing import THINK_OPEN, split_thinking
+from prorl_gym.inference.toolcalls.turn_parsing import open_thinking, parse_turn, split_thinking
 from prorl_gym.records import Message, ToolCall
 from prorl_gym.routed_experts import Call
 
@@ -73,6 +73,7 @@ class SampledTurn:
     """Prompt tokens found in the cache, where the engine reports it."""
     expert_calls: list[Call] = field(default_factory=list[Call])
     """Experts that each call reported, with the length of the turn after it."""
+    prompt_ids: Sequence[int] = ()
     text_turn: TextTurn | None = None
     """Set by an engine that answers in text: the ids are a local encoding of it."""
 
@@ -108,7 +109,7 @@ class ParsedTurn:
     """The rest of the turn. A call that cannot be read stays visible in it."""
     calls: tuple[ToolCall, ...] = ()
     full_text: str = ""
-    """Thoughts and text as they were written, with the opening tag where the template wrote that."""
+    """Thoughts and text as they were written, with the opening tag where the prompt ended in it."""
 
     def with_first_call(self) -> "ParsedTurn":
         return replace(self, calls=self.calls[:1])
@@ -117,13 +118,13 @@ class ParsedTurn:
         return Message(role="assistant", content=self.full_text, tool_calls=self.calls)
 
 
-def parse_sampled(codec: ChatCodec, ids: Sequence[int], tools: Tools) -> ParsedTurn:
-    """Read sampled ids, end tokens included. Never raises, whatever the model has written."""
-    text = codec.decode_turn(ids)
-    parsed = codec.parse_turn(text, tools)
+def parse_sampled(codec: ChatCodec, prompt: Sequence[int], ids: Sequence[int], tools: Tools) -> ParsedTurn:
+    """Read ids that were sampled after a prompt, end tokens included. Never raises, whatever the model has written."""
+    text = codec.decode_turn(prompt, ids)
+    parsed = parse_turn(codec.parser, text, tools)
     shown = text.strip() if parsed.parse_errors else parsed.text
     calls = tuple(ToolCall(id=_call_id(), name=call.name, arguments=call.arguments) for call in parsed.calls)
-    return _split_thinking(shown, calls, thinking_open=codec.opens_thinking)
+    return _split_turn(shown, calls)
 
 
 def read_turn(
@@ -132,20 +133,17 @@ def read_turn(
     """Read a sampled turn as its caller wants it: without calls (everything is text), or with the first one only."""
     if (said := turn.text_turn) is not None:
         calls = tuple(call if call.id else call.model_copy(update={"id": _call_id()}) for call in said.tool_calls)
-        parsed = _split_thinking(said.text, calls, thinking_open=False)
+        parsed = _split_turn(open_thinking(said.text), calls)
     elif may_call_tools:
-        parsed = parse_sampled(codec, turn.token_ids, tools)
+        parsed = parse_sampled(codec, turn.prompt_ids, turn.token_ids, tools)
     else:
-        text = codec.decode_turn(turn.token_ids).strip()
-        parsed = _split_thinking(text, (), thinking_open=codec.opens_thinking)
+        parsed = _split_turn(codec.decode_turn(turn.prompt_ids, turn.token_ids).strip(), ())
     return parsed.with_first_call() if single_tool_call else parsed
 
 
-def _split_thinking(text: str, calls: tuple[ToolCall, ...], *, thinking_open: bool) -> ParsedTurn:
-    thinking, rest = split_thinking(text, thinking_open=thinking_open)
-    opened = thinking_open and not text.startswith(THINK_OPEN)
-    full_text = f"{THINK_OPEN}\n{text}" if opened else text
-    return ParsedTurn(thinking, rest.strip() if len(rest) < len(text) else text, calls, full_text)
+def _split_turn(text: str, calls: tuple[ToolCall, ...]) -> ParsedTurn:
+    thinking, rest = split_thinking(text)
+    return ParsedTurn(thinking, rest.strip() if len(rest) < len(text) else text, calls, text)
 
 
 def _call_id() -> str:

@@ -49,6 +49,17 @@ def test_appending_gives_what_a_whole_rendering_gives(name):
     assert whole[-len(delta) - 1] == codec(name).terminator_id
 
 
+@pytest.mark.parametrize("name", [*ALL, "small-opens", *WITHOUT_THOUGHTS])
+@pytest.mark.parametrize("thoughts", ["", "Is <think> a tag?", "One.</think>\n<think>Two."])
+def test_tags_of_thoughts_that_a_turn_quotes_are_text(name, thoughts):
+    """Templates cut a turn at any of them."""
+    told = "Thoughts end at </think>, not at <think>."
+    turn = Message(role="assistant", content=f"<think>\n{thoughts}\n</think>\n\n{told}" if thoughts else told)
+    shown = codec(name).decode(codec(name).encode_prompt([TASK, turn], ()))
+    assert thoughts in shown
+    assert told in shown
+
+
 def control_tokens(name, ids):
     return [token for token in ids if token in codec(name).tokenizer.control_ids.values()]
 

@@ -13,6 +13,7 @@ from prorl_gym.inference.balance.engine_pool import EnginePool
 from prorl_gym.inference.tokens.model_session import ModelSession
 from prorl_gym.inference.tokens.token_stream import DRIFT
 from prorl_gym.inference.tokens.tokenizer import ControlTokenEscaper
+from prorl_gym.inference.toolcalls.turn_parsing import parse_turn
 from prorl_gym.records import NOT_SAMPLED, Message, ToolCall
 from prorl_gym.settings import RolloutSettings, resolve_settings
 from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
@@ -195,6 +196,7 @@ def _result(text):
 def test_a_call_is_read_back_from_what_the_template_writes(name, term):
     call = ToolCall(id="call00000", name="calc", arguments=json.dumps({"term": term}))
     ids = as_sampled(name, Message(role="assistant", content="", tool_calls=(call,)))
-    parsed = codec(name).parse_turn(codec(name).decode_turn(ids), TOOLS)
+    prompt = codec(name).tokenizer.encode_trusted(codec(name).generation_prompt)
+    parsed = parse_turn(codec(name).parser, codec(name).decode_turn(prompt, ids), TOOLS)
     assert [(each.name, json.loads(each.arguments)) for each in parsed.calls] == [("calc", {"term": term})]
     assert parsed.parse_errors == ()

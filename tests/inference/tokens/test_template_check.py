@@ -28,6 +28,10 @@ BROKEN = {
         RIGHT.replace("'<|im_start|>user'", "'<|im_start|>user ' + (loop.index | string)"),
         "a tool message is rendered differently after other turns",
     ),
+    "thoughts in other tags": (
+        RIGHT.replace("+ message.content -}}", "+ '[THINK]' + (message.reasoning_content or '') + message.content -}}"),
+        "it writes the thoughts of a turn after '[THINK]', not after <think>",
+    ),
     "not jinja": ("{% for %}", "it fails on the roles user, assistant (TemplateSyntaxError"),
 }
 
@@ -43,8 +47,9 @@ def test_an_unsafe_template_is_refused_with_the_reason(case, tmp_path):
     assert caught.value.kind is FailureKind.TEMPLATE_UNSAFE
     assert reason in caught.value.what
     assert "chat template of small:" in caught.value.what
-    fix = "Set 'chat_template' to one whose turns are only ever appended, each closed by one control token."
-    assert caught.value.fix == fix
+    appended = "whose turns are only ever appended, each closed by one control token."
+    tagged = "with <think> and </think>."
+    assert caught.value.fix == f"Set 'chat_template' to one {tagged if 'thoughts' in case else appended}"
 
 
 def test_control_tokens_that_swallow_blanks_are_refused(tmp_path):

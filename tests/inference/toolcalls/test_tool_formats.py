@@ -71,8 +71,8 @@ def test_thoughts_are_not_acts(form):
     planned = parse_turn(KNOWN[form], f"<think>Maybe {RIGHT[form]}</think>\n\n{RIGHT[form]}", BASH)
     assert planned.calls == (CALL,)
     assert planned.text == f"<think>Maybe {RIGHT[form]}</think>"
-    for text, thinking in ((f"<think>{RIGHT[form]}", False), (f"{RIGHT[form]}</think>", True), (RIGHT[form], True)):
-        assert parse_turn(KNOWN[form], text, BASH, thinking_open=thinking).calls == ()
+    for text in (f"<think>{RIGHT[form]}", f"<think>{RIGHT[form]}</think>", f"<think>a</think>\n<think>{RIGHT[form]}"):
+        assert parse_turn(KNOWN[form], text, BASH).calls == ()
 
 
 def test_a_quoted_end_of_thoughts_hides_no_call():
@@ -214,9 +214,9 @@ pieces = st.lists(
 
 @pytest.mark.parametrize("form", RIGHT)
 @BOUNDED
-@given(text=pieces, thinking=st.booleans())
-def test_nothing_raises_and_every_call_is_well_formed(form, text, thinking):
-    parsed = parse_turn(KNOWN[form], text, BASH, thinking_open=thinking)
+@given(text=pieces)
+def test_nothing_raises_and_every_call_is_well_formed(form, text):
+    parsed = parse_turn(KNOWN[form], text, BASH)
     for call in parsed.calls:
         assert call.name.strip() == call.name != ""
         assert isinstance(json.loads(call.arguments), dict)

@@ -14,12 +14,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from prorl_gym.agents.loop import strip_thinking
 from prorl_gym.agents.protocol import Artifacts, Tool
 from prorl_gym.environments import registry
 from prorl_gym.environments.judge import Judge
 from prorl_gym.environments.protocol import Environment
 from prorl_gym.errors import Cause, FailureKind, NotFoundError, RolloutError, SandboxError, TaskError
+from prorl_gym.inference.toolcalls.turn_parsing import open_thinking, split_thinking
 from prorl_gym.records import Score
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend, SandboxSpec
@@ -110,7 +110,7 @@ async def grade_session(session: ToolSession, answer: str | None) -> Score:
     if session.sandbox_error is not None and session.sandbox_error.cause is not Cause.POLICY:
         raise session.sandbox_error
     if session.artifacts.answer is None:
-        session.artifacts.answer = None if answer is None else strip_thinking(answer)
+        session.artifacts.answer = None if answer is None else split_thinking(open_thinking(answer))[1]
     try:
         async with asyncio.timeout(session.settings.eval_seconds):
             return await session.environment.evaluate(session.task, session.artifacts, session.leases, session.settings)

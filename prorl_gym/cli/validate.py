@@ -211,7 +211,8 @@ async def validate_row(
                 played = await with_leases(partial(play_script, environment, row, script))
                 rewards.append(played.score.reward)
                 if rewards is gold:
-                    reason = str(played.score.detail.get("why", "")) or reason
+                    said = [" ".join(each.content.split()) for each in played.artifacts.messages if each.role == "tool"]
+                    reason = str(played.score.detail.get("why", "")) + "".join(f"; {each[-300:]}" for each in said[-1:])
                 prompts.append(played.episode.messages)
                 turns = max(turns, played.turns)
         problem = _find_problem(gold, empty, wrong, reason, same_prompt=prompts.count(prompts[0]) == len(prompts))

@@ -117,13 +117,22 @@ async def test_each_run_plays_another_wrong_answer(backend: SandboxBackend):
     assert len(set(Noted.seeds)) == 3
 
 
-async def test_swe_row_whose_tests_pass_without_the_repair_is_found(backend: SandboxBackend):
-    zero = "tests/test_calc.py::test_zero"
+def swe_row(gold: str, *wanted: str) -> Mapping[str, Any]:
     tests = {"files": {"tests/test_calc.py": PYTEST}, "command": "python3 -m pytest -q tests", "parser": "pytest"}
-    tests |= {"fail_to_pass": ["tests/test_calc.py::test_add", zero]}
-    row = {"id": "mini", "question": "add subtracts.", "archive": pack(BASE), "patch": patch({"calc.py": RIGHT})}
-    problem = await check(registry.get("swe"), {**row, "tests": tests}, backend, runs=1)
+    tests |= {"fail_to_pass": wanted}
+    return {"id": "mini", "question": "add subtracts.", "archive": pack(BASE), "patch": gold, "tests": tests}
+
+
+async def test_swe_row_whose_tests_pass_without_the_repair_is_found(backend: SandboxBackend):
+    add, zero = "tests/test_calc.py::test_add", "tests/test_calc.py::test_zero"
+    problem = await check(registry.get("swe"), swe_row(patch({"calc.py": RIGHT}), add, zero), backend, runs=1)
     assert problem == f"tests of fail_to_pass pass without the repair: {zero}"
+
+
+async def test_the_last_tool_result_of_a_gold_trajectory_that_fails_is_shown(backend: SandboxBackend):
+    gold = patch({"calc.py": RIGHT}).replace("add(a, b)", "add(a,b)")
+    problem = await check(registry.get("swe"), swe_row(gold, "tests/test_calc.py::test_add"), backend, runs=1)
+    assert "empty patch; error: patch failed: calc.py:1 error: calc.py: patch does not apply" in problem
 
 
 async def test_moody_grader_is_found(backend: SandboxBackend):

@@ -1,7 +1,8 @@
 """Grading a repair: the patch and the hidden tests in a sandbox that the agent has never touched.
 
 A patch that does not apply, does not build, hangs or breaks scores 0.0 with the reason. A sandbox that is lost, a
-harness that is not installed or a row whose own tests cannot be put in place raises: no reward.
+harness that is not installed or a row whose own tests cannot be put in place raises: no reward. So does a row whose
+tests do not even run on its gold patch, which is proven before its first grading that reports no test scores 0.0.
 """
 
 import os
@@ -9,11 +10,12 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from prorl_gym.deadlines import paused_deadline
 from prorl_gym.environments.killed_program import unexplained_kill_error
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe import swebench_harness
 from prorl_gym.environments.swe.controls.control_checks import RepairUnderTest, check_repair
-from prorl_gym.environments.swe.controls.control_search import ControlPlanCache
+from prorl_gym.environments.swe.controls.control_search import ControlPlanCache, identify_row
 from prorl_gym.environments.swe.patch_filter import paths_in_diff
 from prorl_gym.environments.swe.repaired_sandbox import (
     UnsolvedError,
@@ -32,9 +34,9 @@ from prorl_gym.environments.swe.run_tests import (
     unsolved_score,
     with_flaky_detail,
 )
-from prorl_gym.environments.swe.runner_reports import PASSING
+from prorl_gym.environments.swe.runner_reports import NO_PYTEST, PASSING
 from prorl_gym.environments.swe.swe_row import SweTask
-from prorl_gym.errors import Evidence, FailureKind, TaskError
+from prorl_gym.errors import Evidence, FailureKind, GraderError, TaskError
 from prorl_gym.records import Score
 from prorl_gym.sandbox.protocol import Sandbox
 from prorl_gym.settings import ResolvedSettings
@@ -58,13 +60,18 @@ class GradeResult:
 _KILLED = "killed"
 """Key of ``Score.detail``: SIGKILL ended the run of a failed repair, and no limit explains that."""
 _control_plans = ControlPlanCache()
+_proven_rows: set[str] = set()
+"""Rows whose tests ran on the gold patch or the starting state."""
+_MAX_PROVEN = 100_000
+_CANNOT_EXECUTE = (126, 127)
+"""Exit codes of a shell that could not start its command."""
 
 
 async def grade(task: SweTask, patch: bytes, leases: Leases, settings: ResolvedSettings) -> Score:
     """Return 1.0 when the patch makes every test pass that has to, otherwise 0.0 with the reason.
 
     Raises ``SandboxError``; ``GraderError``: the row needs the harness of SWE-bench, and it is not installed or broken;
-    ``TaskError``: the hidden tests cannot be put in place even without the patch.
+    ``TaskError``: the hidden tests cannot be put in place even without the patch, or do not run even on the gold patch.
     """
     return (await grade_timed(task, patch, leases, settings)).score
 
@@ -82,6 +89,8 @@ async def grade_timed(task: SweTask, patch: bytes, leases: Leases, settings: Res
             score, in_tests, in_checks = await grading(task, patch, leases, seconds)
             if (sigkill := score.detail.get(_KILLED)) in set(Evidence):
                 raise unexplained_kill_error("the run of the tests", Evidence(sigkill))
+        if score.reward == 0.0 and not _has_results(score):
+            await _prove_row(task, leases, seconds)
     except UnsolvedError as why:
         score, in_tests, in_checks = unsolved_score(str(why)), 0.0, 0.0
     return GradeResult(score, in_tests, in_checks, time.monotonic() - started)
@@ -115,11 +124,56 @@ async def _grade_with_own_runner(
 async def _grade_with_swebench(
     task: SweTask, patch: bytes, leases: Leases, seconds: float
 ) -> tuple[Score, float, float]:
+    score, ran = await _run_with_swebench(task, patch, leases, seconds)
+    return score, ran.seconds, 0.0
+
+
+async def _run_with_swebench(task: SweTask, patch: bytes, leases: Leases, seconds: float) -> tuple[Score, TestResults]:
     script = await swebench_harness.eval_script(task)  # first: without the harness no sandbox is needed
     async with open_repaired_sandbox(task, patch, leases) as (sandbox, apply_command):
         ran = await swebench_harness.run_script(sandbox, task, script, seconds)  # it applies the test patch itself
     score = _with_kill_detail(await swebench_harness.score_log(task, ran), ran)
-    return _with_apply_command(score, apply_command), ran.seconds, 0.0
+    return _with_apply_command(score, apply_command), ran
+
+
+async def _prove_row(task: SweTask, leases: Leases, seconds: float) -> None:
+    """Run the tests on the gold patch, or on the starting state of a row without one, once for each row, uncharged.
+
+    Raises ``TaskError`` (BAD_ROW): none is reported there either; ``GraderError``: they are too slow, or killed. On a
+    starting state only a runner that does not start shows that: what the tests import may not be there yet.
+    """
+    if (key := identify_row(task)) in _proven_rows:
+        return
+    gold = task.gold_patch.encode()
+    with paused_deadline():
+        try:
+            if task.tests.parser == "swebench":
+                score, results = await _run_with_swebench(task, gold, leases, seconds)
+            else:
+                results = await run_hidden_tests(task, gold, leases, seconds)
+                score = score_tests(task, results)
+        except UnsolvedError as why:
+            results = TestResults({}, str(why))
+            score = unsolved_score(results.problem)
+    did_start = results.exit_code not in _CANNOT_EXECUTE and results.problem != NO_PYTEST
+    if _has_results(score) or (did_start and not gold.strip()):
+        if len(_proven_rows) >= _MAX_PROVEN:
+            _proven_rows.clear()
+        _proven_rows.add(key)
+        return
+    state = "its gold patch" if gold.strip() else "its starting state"
+    why = results.problem or "none of the named tests is reported"
+    message = results.log.rstrip().rpartition("\n")[2][:200] or "no output"
+    what = f"swe row {task.id or 'without id'}: its tests do not run, not even on {state}: {why}: {message}."
+    if results.killed or why.endswith("took too long"):
+        raise GraderError(what, "Look at the load of the node, and at the row's 'seconds'.")
+    fix = "Run its command by hand in its image, which may lack the runner or need the network."
+    raise TaskError(FailureKind.BAD_ROW, what, fix)
+
+
+def _has_results(score: Score) -> bool:
+    """Whether a test that the row names was reported."""
+    return not all(line.startswith("missing ") for line in score.report.split("\n") if line)
 
 
 async def run_hidden_tests(task: SweTask, patch: bytes, leases: Leases, seconds: float) -> TestResults:

@@ -6,17 +6,21 @@ records, and the applied patch is written from them. Both therefore agree on wha
 
 Left out, and counted: edits to tests and to the configuration of their runner, modules that would be imported instead
 of the runner's or the standard library's (``_is_shadowing``), edits to files that the image itself changed or added
-(they belong to its build), binary files, symbolic links, submodules, single files too large for a repair. A patch that
-is not well-formed, or still huge, is refused as a whole. These rules go by names, so a file that the gold patch changes
-counts in any case, unless it is a hidden test.
+(they belong to its build), binary files, symbolic links, submodules, single files too large for a repair, new
+directories that hold too many. A patch that is not well-formed, or still huge, is refused as a whole. These rules go by
+names, so a file that the gold patch changes counts in any case, unless it is a hidden test.
 """
 
 import os
+import posixpath
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -32,7 +36,7 @@ MAX_FILES = 200
 _MAX_RAW_FILES = 10_000
 
 _PLAIN = (b"", b"100644", b"100755")
-_SYMLINK, _SUBMODULE = b"120000", b"160000"
+_SYMLINK, _SUBMODULE, _TREE = b"120000", b"160000", b"040000"
 
 _TEST_DIRECTORIES = frozenset({"tests", "__tests__"})
 _TEST_ROOTS = frozenset({"test", "testing", "spec"})
@@ -68,14 +72,19 @@ _RUNNER = re.compile(
     r"importlib_metadata|zipp|more_itertools|atomicwrites|wcwidth|pathlib2|argcomplete|pkg_resources|setuptools|"
     r"coverage|xdist|execnet|hypothesis|anyio|nose"
 )
+_MAX_VALUE = 4096
+"""Characters of a shell variable that are resolved."""
+_MAX_DIRECTORIES = 100
 _IMPORTED = re.compile(r"[^.]+(?:\..*)?\.(?:py|pyc|so)")
 
-_PYTHONPATH = re.compile(r"PYTHONPATH=([^\s;&|]+)")
-_DIRECTORY = re.compile(r"(?:^|[\s;&|(])cd\s+([^\s;&|]+)")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?([-+=])([^{}$]*))?\})")
 
 Kind = Literal["edit", "create", "delete"]
 
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@(?: .*)?\n")
+_HUNK_HEAD = re.compile(r"@@ -\d{1,9}(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
+_NAMING = re.compile(r"diff --git |--- |\+\+\+ |rename from |rename to |copy to ")
 _MODE_LINE = re.compile(rb"(old mode|new mode|new file mode|deleted file mode) ([0-7]{6})\n")
 _INDEX_LINE = re.compile(rb"index [0-9a-f]{4,64}\.\.[0-9a-f]{4,64}(?: ([0-7]{6}))?\n")
 _ESCAPES = {
@@ -178,13 +187,43 @@ def is_test_path(path: str) -> bool:
     return not (_TEST_DIRECTORIES.isdisjoint(directories) and _TEST_ROOTS.isdisjoint(directories[:1]))
 
 
+def diff_lines(patch: str) -> Iterator[tuple[str, int | None]]:
+    """Yield each line of a diff; one of a hunk with its line number in the new file.
+
+    As in git's ``apply.c``, the counts in its head say where a hunk ends: the removed line ``-- a/x`` names no file.
+    """
+    old = new = number = 0
+    for line in patch.split("\n"):
+        mark = line[:1] or " "  # of an empty context line the blank may be lost
+        if (old > 0 or new > 0) and mark in " +-\\":
+            yield line, number
+            old -= mark in " -"
+            new -= mark in " +"
+            number += mark in " +"
+        else:
+            yield line, None
+            head = _HUNK_HEAD.match(line)
+            old, number, new = (int(head[1] or 1), int(head[2]), int(head[3] or 1)) if head else (0, 0, 0)
+
+
 def paths_in_diff(patch: str) -> tuple[str, ...]:
     """Return the paths below the repository that a diff names, old and new ones, in order."""
     found: dict[str, None] = {}
-    for line in patch.split("\n"):
-        for mark in ("--- a/", "+++ b/", "rename from ", "rename to ", "copy to "):
-            if line.startswith(mark):
-                found[line.removeprefix(mark).split("\t")[0].removesuffix("\r")] = None
+    for line, number in diff_lines(patch):
+        if number is not None or (head := _NAMING.match(line)) is None:
+            continue
+        names = [line[head.end() :].split("\t")[0].removesuffix("\r")]
+        if head[0] == "diff --git ":  # the only line that names an empty or a binary file
+            middle = len(names[0]) // 2
+            names = [names[0][:middle], names[0][middle + 1 :]]
+        names = [
+            os.fsdecode(_unescape(quoted[1])) if (quoted := _QUOTED.fullmatch(os.fsencode(name))) else name
+            for name in names
+        ]
+        if head[0] in ("diff --git ", "--- ", "+++ "):
+            names = [name.partition("/")[2] for name in names if name != "/dev/null"]
+        if len(set(names)) == 1:  # those of a renamed file follow, each on a line of its own
+            found[names[0]] = None
     return tuple(path for path in found if path and ".." not in path.split("/") and not path.startswith("/"))
 
 
@@ -196,7 +235,7 @@ class _ExclusionRules:
         self._test_folders = {folder for path in self._tests if (folder := _test_folder(path))}
         self._repaired = paths_in_diff(task.gold_patch)
         named = _path_directories(f"{tests.build}\n{tests.command}", task.workdir)
-        self._roots = tuple(dict.fromkeys([*_ROOTS, *named]))
+        self._roots = {*_ROOTS, *(path for path in named if path != ".")}
         self._dirty = tuple(dirty)
         self._hidden = HIDDEN_FROM_AGENT.get(task.source, ())
 
@@ -207,6 +246,8 @@ class _ExclusionRules:
         modes = (edit.old_mode, edit.new_mode)
         if _SUBMODULE in modes:
             return "submodule"
+        if edit.new_mode == _TREE:  # which only extract.sh writes
+            return "new directory of too many files"
         if _SYMLINK in modes or any(mode not in _PLAIN for mode in modes):
             return "symbolic link"
         if edit.binary:
@@ -266,18 +307,36 @@ def _is_shadowing(path: str, root: str, repaired: Collection[str]) -> bool:
     return name in _STDLIB and _IMPORTED.fullmatch(module) is not None
 
 
-def _path_directories(commands: str, workdir: str) -> Iterator[str]:
-    """Yield directories of the repository that commands put on Python's path or go to."""
-    places = [place for value in _PYTHONPATH.findall(commands) for place in value.split(":")]
-    for place in [*places, *_DIRECTORY.findall(commands)]:
-        path = re.sub("[\"']", "", place)
-        for start in ("$PWD", "${PWD}", "$(pwd)", workdir):
-            if path == start or path.startswith(f"{start}/"):
-                path = path.removeprefix(start).removeprefix("/")
-                break
-        path = str(PurePosixPath(path))
-        if not path.startswith(("/", "..", "$")):
-            yield "" if path == "." else path
+def _path_directories(commands: str, workdir: str) -> set[str]:
+    """Return the directories that commands put on Python's path or go to in a repository, resolved as a shell does."""
+    lexer = shlex.shlex(re.sub(r"\$\(pwd\)|`pwd`", "$PWD", commands), posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    words: list[str] = []
+    with suppress(ValueError):  # a quotation mark without its other: of a here-document, for example
+        words.extend(lexer)
+    values = {"PWD": workdir}
+
+    def expand(text: str) -> str:
+        for _ in range(4):  # the innermost of nested ones first
+            text = _VARIABLE.sub(replace, text[:_MAX_VALUE])
+        return text[:_MAX_VALUE]
+
+    def replace(found: re.Match[str]) -> str:
+        value, sign, word = values.get(found[1] or found[2], ""), found[3], found[4] or ""
+        return (word if value else "") if sign == "+" else value or word
+
+    directories, places = [workdir], ["."]
+    for before, word in zip(["", *words], words, strict=False):
+        if before in ("cd", "pushd"):
+            values["PWD"] = posixpath.join(values["PWD"], expand(word))
+            directories.append(values["PWD"])
+        elif assigned := _ASSIGNMENT.fullmatch(word):
+            values[assigned[1]] = expand(assigned[2])
+            if assigned[1] == "PYTHONPATH":
+                places += values["PYTHONPATH"].split(":")
+    pairs = product(directories[:_MAX_DIRECTORIES], places[:_MAX_DIRECTORIES])
+    found = {posixpath.normpath(posixpath.join(*pair)) for pair in pairs}
+    return {posixpath.relpath(path, workdir) for path in found if _within(path, [workdir])}
 
 
 # Reading and writing the format of ``git diff``
@@ -399,6 +458,10 @@ def _read_path(lines: _LineReader) -> bytes:
 def _unquote(text: bytes, lines: _LineReader) -> bytes:
     if b"\\" in _ESCAPE.sub(b"", text):
         raise lines.error("a name is quoted wrongly")
+    return _unescape(text)
+
+
+def _unescape(text: bytes) -> bytes:
     return _ESCAPE.sub(lambda found: _ESCAPES.get(found[1]) or bytes([int(found[1], 8)]), text)
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from prorl_gym.environments.killed_program import raise_if_killed
 from prorl_gym.environments.protocol import Leases
-from prorl_gym.environments.swe.patch_filter import MAX_FILE, MAX_RAW
+from prorl_gym.environments.swe.patch_filter import MAX_FILE, MAX_FILES, MAX_RAW
 from prorl_gym.environments.swe.swe_row import HIDDEN_FROM_AGENT, HIDDEN_OUTSIDE_WORKDIR, SET_ASIDE_DIRECTORY, SweTask
 from prorl_gym.errors import ConfigError, FailureKind, SandboxError, TaskError
 from prorl_gym.sandbox.config import SandboxConfig
@@ -265,7 +265,8 @@ async def _diff(task: SweTask, placed: PlacedRepository, sandbox: Sandbox, pack:
     own = await _write_git_inputs(placed, sandbox, pack)
     # Of a patch over the limit only its length matters.
     limits = replace(sandbox.spec.limits, output=MAX_RAW + (64 << 10))
-    argv = ["sh", "-c", _EXTRACT, "extract", task.workdir, own, str(MAX_FILE >> 10), str(_LARGE_FILE >> 10)]
+    sizes = (MAX_FILE >> 10, _LARGE_FILE >> 10, MAX_FILES + 1)
+    argv = ["sh", "-c", _EXTRACT, "extract", task.workdir, own, *map(str, sizes)]
     return await sandbox.exec(argv, cwd="/", timeout=EXTRACT_SECONDS, limits=limits)
 
 

@@ -21,8 +21,9 @@ PASSING: frozenset[Status] = frozenset({"passed", "xfail"})
 """An expected failure counts as passing; a skipped test shows nothing."""
 
 _MAX_LINE = 4 << 10
-"""Characters of a line that are read; output of tests may be longer, lines of the runner are not."""
+"""Characters of a line that are read, at both ends; output of tests may be longer, lines of the runner are not."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]{0,32}[ -/]?[@-~]|[@-Z\\^_])")
+NO_PYTEST = "pytest did not report (the command must keep PYTHONPATH and PYTEST_ADDOPTS)"
 _UNFINISHED = "the test run did not end"
 
 
@@ -37,7 +38,9 @@ class RunReport:
 
 def read_log(runner: str, log: str) -> RunReport:
     """Read the log of a runner, without colours and carriage returns. Only a line feed ends a line."""
-    return _READERS[runner]([line[:_MAX_LINE].removesuffix("\r") for line in _ESCAPES.sub("", log).split("\n")])
+    lines = [line.removesuffix("\r") for line in _ESCAPES.sub("", log).split("\n")]
+    half = _MAX_LINE // 2
+    return _READERS[runner]([line if len(line) <= _MAX_LINE else line[:half] + line[-half:] for line in lines])
 
 
 def read_json_object(line: str) -> Mapping[str, Any] | None:
@@ -67,18 +70,20 @@ def _report_counted(statuses: Mapping[str, Status], counts: Collection[int]) -> 
     return RunReport(statuses, problem)
 
 
-# unittest: its verbose output, and that of Django's runner, which is one. A test takes one line,
-# `name (place) ... ok`, or more: the first line of its docstring may follow the name, and its own output comes between
-# the dots and the status.
+# unittest: its verbose output (``TextTestResult`` of CPython), and that of Django's runner, which is one. A test takes
+# one line, `name (place) ... ok`, or more: the first line of its docstring may follow the name, and output comes
+# between the dots and the status, also on the status' line, where SWE-bench's parser misses it. So each line up to the
+# next test counts that ends like a status, and the worst decides: no output can stand for the status. What failed is
+# repeated by name at the end.
 
-_UNITTEST_WORDS: Mapping[str, Status] = {
-    **{"ok": "passed", "OK": "passed", "FAIL": "failed", "ERROR": "error", "skipped": "skipped"},
-    **{"expected failure": "xfail", "unexpected success": "failed"},
+_UNITTEST_ENDS: Mapping[str, Status] = {
+    **{"ok": "passed", "OK": "passed", "expected failure": "xfail", "unexpected success": "failed"},
+    **{" ... FAIL": "failed", " ... ERROR": "error", " ... skipped": "skipped"},
 }
-_UNITTEST_WORD = r"ok|OK|FAIL|ERROR|skipped(?: .*)?|expected failure|unexpected success"
-_UNITTEST_HEADER = re.compile(r"\s*(\w+) \(([\w.<>]+)\)(.*)")
-_UNITTEST_AFTER_DOTS = re.compile(rf".*? \.\.\. +(?P<word>{_UNITTEST_WORD})")
-_UNITTEST_ALONE = re.compile(rf"(?P<word>{_UNITTEST_WORD})")
+_UNITTEST_PLACE = r"\(([\w<>]+(?:\.[\w<>]+)+)\)"
+_UNITTEST_HEADER = re.compile(rf"\s*(\w+) {_UNITTEST_PLACE}(?: .*\.\.\..*)?")
+_UNITTEST_LATE_HEADER = re.compile(rf".*?\W(\w+) {_UNITTEST_PLACE} \.\.\. .*")
+"""After output of a class or module without a line feed."""
 _UNITTEST_REPORT = re.compile(r"(FAIL|ERROR): (\w+) \(([\w.<>]+)\).*")
 _UNITTEST_RAN = re.compile(r"Ran (\d{1,9}) tests? in [0-9.]+s")
 
@@ -99,17 +104,18 @@ def _read_unittest(lines: Sequence[str], full_name: Callable[[str, str], str] = 
     for line in lines:
         if ran := _UNITTEST_RAN.fullmatch(line):
             totals.append(int(ran[1]))
-        if report := _UNITTEST_REPORT.fullmatch(line):
-            _record_status(statuses, full_name(report[2], report[3]), _UNITTEST_WORDS[report[1]])
-            continue
-        if header := _UNITTEST_HEADER.fullmatch(line):
-            waiting = full_name(header[1], header[2])
-        if waiting is None:
-            continue
-        if (found := _UNITTEST_AFTER_DOTS.fullmatch(line)) or (found := _UNITTEST_ALONE.fullmatch(line.strip())):
-            word = "skipped" if found["word"].startswith("skipped") else found["word"]
-            _record_status(statuses, waiting, _UNITTEST_WORDS[word])
             waiting = None
+        if report := _UNITTEST_REPORT.fullmatch(line):
+            _record_status(statuses, full_name(report[2], report[3]), "failed" if report[1] == "FAIL" else "error")
+            waiting = None
+        elif header := _UNITTEST_HEADER.fullmatch(line) or _UNITTEST_LATE_HEADER.fullmatch(line):
+            waiting = full_name(header[1], header[2])
+        text = line.rstrip()
+        status: Status | None = next((word for end, word in _UNITTEST_ENDS.items() if text.endswith(end)), None)
+        if text.endswith(("'", '"')) and ("skipped '" in text or 'skipped "' in text):
+            status = "skipped"
+        if waiting is not None and status is not None:
+            _record_status(statuses, waiting, status)
     if not totals:
         return RunReport(statuses, _UNFINISHED)
     ended = sum(status in ("passed", "failed", "xfail") for status in statuses.values())
@@ -152,9 +158,10 @@ def _read_tap(lines: Sequence[str]) -> RunReport:
     return RunReport(statuses, problem)
 
 
-# `go test -v` as text, and `go test -json`
+# `go test -v` as text, and `go test -json`. Output without a line feed stands before a result on its line, where
+# SWE-bench's parser misses it. In JSON it cannot.
 
-_GO_RESULT = re.compile(r"\s*--- (PASS|FAIL|SKIP): (\S+) \([0-9.]+s\)")
+_GO_RESULT = re.compile(r"--- (PASS|FAIL|SKIP): (\S+) \([0-9.]+s\)")
 _GO_STARTED = re.compile(r"=== RUN +(\S+)")
 _GO_PACKAGE = re.compile(r"(?:ok|FAIL|\?|---) *\t\S+.*|(?:PASS|FAIL)|FAIL\t.*")
 _GO_WORDS: Mapping[str, Status] = {"pass": "passed", "fail": "failed", "skip": "skipped"}
@@ -171,9 +178,9 @@ def _read_go(lines: Sequence[str]) -> RunReport:
     for line in lines:
         event = read_json_object(line) if line.startswith("{") else None  # of ``-json``
         test, action = (str(event.get("Test")), str(event.get("Action"))) if event and "Test" in event else ("", "")
-        if found := _GO_RESULT.fullmatch(line):
+        if found := _GO_RESULT.fullmatch(line, max(line.rfind("--- "), 0)):
             _record_status(statuses, found[2], _GO_WORDS[found[1].lower()])
-        elif found := _GO_STARTED.fullmatch(line):
+        elif found := _GO_STARTED.fullmatch(line, max(line.rfind("=== "), 0)):
             started.add(found[1])
         elif action in _GO_WORDS:
             _record_status(statuses, test, _GO_WORDS[action])
@@ -234,20 +241,37 @@ def _read_jest(lines: Sequence[str]) -> RunReport:
     return _report_counted(statuses, [sum(map(int, _JEST_PASSED.findall(line))) for line in totals])
 
 
-# `cargo test`: `test module::name ... ok`, and a result line for each binary
+# `cargo test`: `test module::name ... ok`, and a result line for each binary. Output that is not captured may stand
+# before that on its line; with one thread also between the dots and the status, as for unittest. SWE-bench's parser
+# misses both. What failed is listed at the end.
 
-_CARGO_TEST = re.compile(r"test (\S.*?)(?: - should panic)? \.\.\. (ok|FAILED|ignored)(?:, .*)?")
+_CARGO_TEST = re.compile(r"test (\S.*?)(?: - should panic)? \.\.\. (.*)")
 _CARGO_RESULT = re.compile(r"test result: (?:ok|FAILED)\. (\d{1,9}) passed; \d{1,9} failed; .*")
-_CARGO_WORDS: Mapping[str, Status] = {"ok": "passed", "FAILED": "failed", "ignored": "skipped"}
 
 
 def _read_cargo(lines: Sequence[str]) -> RunReport:
     """Name each test, and each documentation test by file and line."""
     statuses: dict[str, Status] = {}
+    totals: list[int] = []
+    waiting: str | None = None
+    is_list = False
     for line in lines:
-        if found := _CARGO_TEST.fullmatch(line):
-            _record_status(statuses, found[1], _CARGO_WORDS[found[2]])
-    return _report_counted(statuses, [int(found[1]) for line in lines if (found := _CARGO_RESULT.fullmatch(line))])
+        late = max(line.rfind("test ", 0, line.rfind(" ... ")), 0)
+        if result := _CARGO_RESULT.fullmatch(line):
+            totals.append(int(result[1]))
+            waiting = None
+        elif test := _CARGO_TEST.fullmatch(line) or _CARGO_TEST.fullmatch(line, late):
+            name = waiting = str(test[1])
+            if test[2] == "ignored" or test[2].startswith("ignored, "):
+                _record_status(statuses, name, "skipped")
+            elif test[2] == "FAILED":
+                _record_status(statuses, name, "failed")
+        if waiting is not None and line.endswith("ok"):
+            _record_status(statuses, waiting, "passed")
+        is_list = line == "failures:" or (is_list and line.startswith("    "))
+        if is_list and line != "failures:":
+            _record_status(statuses, line[4:], "failed")
+    return _report_counted(statuses, totals)
 
 
 _READERS: Mapping[str, Callable[[Sequence[str]], RunReport]] = {
@@ -298,7 +322,7 @@ def read_events(text: str, patched_paths: Collection[str] = ()) -> RunReport:
     if replaced:
         problem = f"the test runner was tampered with ({replaced})"
     elif not begun:
-        problem = "pytest did not report (the command must keep PYTHONPATH and PYTEST_ADDOPTS)"
+        problem = NO_PYTEST
     elif begun != ended:
         problem = _UNFINISHED
     elif strange:

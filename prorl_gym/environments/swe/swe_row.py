@@ -121,6 +121,8 @@ def _base64(text: str) -> str:
 
 
 PathInside = Annotated[str, AfterValidator(_check_path_inside)]
+# Git refuses a diff whose last line has no end. The heredoc of SWE-bench's scripts ends it.
+Diff = Annotated[str, AfterValidator(lambda text: text if text.endswith("\n") or not text else f"{text}\n")]
 
 
 class GenericTests(BaseModel):
@@ -130,7 +132,7 @@ class GenericTests(BaseModel):
 
     files: dict[PathInside, str] = {}
     """Hidden tests: path below the working directory and text."""
-    patch: str = ""
+    patch: Diff = ""
     """Unified diff of further hidden tests, applied after ``files``."""
     removed: tuple[PathInside, ...] = ()
     """Paths to remove before the run, for example the versions that the agent could see."""
@@ -167,7 +169,7 @@ class GenericSweRow(TaskRow):
     """SHA-256 of the file at ``path``."""
     tests: GenericTests
     """Hidden tests. They never leave the service's side before grading."""
-    patch: str = ""
+    patch: Diff = ""
     """Gold patch: a unified diff that solves the row."""
 
     @model_validator(mode="after")
@@ -209,8 +211,8 @@ class _SweBenchRow(_PublicRow):
     instance_id: str = Field(min_length=1)
     repo: str = Field(min_length=1)
     base_commit: str = Field(pattern=r"^[0-9a-f]{7,64}$")
-    patch: str
-    test_patch: str
+    patch: Diff
+    test_patch: Diff
     version: str | None = None
     environment_setup_commit: str | None = None
     FAIL_TO_PASS: Annotated[tuple[str, ...], BeforeValidator(_from_json)] = Field(min_length=1)

@@ -140,6 +140,8 @@ HABITS = {
     "fills files that are ignored": "mkdir -p build && head -c 20000000 /dev/zero >build/big && touch x.log",
     "makes huge files": "truncate -s 1500M huge.bin && yes text | head -c 30000000 | tee huge.txt >kept.log; "
     'for n in 1 2 3 4 5 6 7 8; do yes text | head -c 700000 >"large [$n]#.txt"; done; true',
+    "leaves what it installed": "mkdir -p .venv/lib 'src/node [modules]' && cd .venv/lib && "
+    'for n in $(seq 300); do echo $n >$n.py; echo $n >"../../src/node [modules]/$n"; done',
     "makes links": "ln -s /etc/passwd leak && ln -s .. up && mkfifo pipe",
     "adds tests and binaries": "echo x >tests/test_more.py && echo x >conftest.py && printf 'a\\0b' >blob.dat",
     "replaces a binary": "printf 'c\\0d' >data.bin",

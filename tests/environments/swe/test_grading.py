@@ -13,8 +13,8 @@ from prorl_gym.environments.swe import run_tests
 from prorl_gym.environments.swe.grading import grade, grade_timed, run_hidden_tests
 from prorl_gym.environments.swe.patch_filter import paths_in_diff
 from prorl_gym.environments.swe.repaired_sandbox import apply_patch
-from prorl_gym.environments.swe.swe_row import parse_swe_row
-from prorl_gym.errors import FailureKind, TaskError
+from prorl_gym.environments.swe.swe_row import ParserName, parse_swe_row
+from prorl_gym.errors import FailureKind, GraderError, TaskError
 from prorl_gym.sandbox.protocol import ExecResult, SandboxSpec
 from prorl_gym.settings import resolve_settings
 from prorl_gym.testing.sandbox.fake_sandbox import FakeSandbox
@@ -176,8 +176,9 @@ async def test_the_build_does_not_see_our_plug_in(leases: Leases):
 
 @pytest.mark.parametrize("gold", [False, True])
 async def test_hooks_of_a_patch_are_seen_however_they_were_loaded(gold: bool, leases: Leases):
-    found = task(command="python3 -m pytest -q -p cheat tests")
-    own = patch({"cheat.py": CHEAT_CALL})
+    tree = {**BASE, "cheat.py": "# Nothing yet.\n"}
+    found = task(tree=tree, command="python3 -m pytest -q -p cheat tests")
+    own = patch({"cheat.py": CHEAT_CALL}, tree)
     found = replace(found, gold_patch=own) if gold else found
     score = await judged(found, own, leases)
     expected = None if gold else "the test runner was tampered with (hooks in cheat.py)"
@@ -207,10 +208,42 @@ async def test_the_build_decides_whether_tests_run(leases: Leases):
 
 
 async def test_time_is_for_build_and_tests_together(leases: Leases):
-    found = task(build="sleep 0.3", command="sleep 60", seconds=0.6)
-    graded = await grade_timed(found, found.gold_patch.encode(), leases, resolve_settings())
+    command = "if [ -e slow ]; then sleep 60; fi; python3 -m unittest -v tests.test_calc"
+    found = task("unittest", build="sleep 2", command=command, seconds=6.0)
+    slow = patch({"calc.py": RIGHT, "slow": "x\n"})
+    graded = await grade_timed(found, slow.encode(), leases, resolve_settings())
     assert (graded.score.reward, graded.score.detail["why"]) == (0.0, "the tests took too long")
-    assert 0.5 <= graded.tests_seconds <= graded.seconds < 20
+    assert 5 <= graded.tests_seconds <= 8
+
+
+@pytest.mark.parametrize(
+    ("parser", "command", "said"),
+    [
+        ("pytest", "python9 -m pytest -q tests", "python9: command not found"),
+        ("pytest", "python3 -m pytests -q tests", "No module named pytests"),
+        ("go", "no-go test -v ./...", "no-go: command not found"),
+    ],
+)
+@pytest.mark.parametrize("has_gold", [True, False])
+async def test_a_grader_that_cannot_run_is_a_bad_row(
+    parser: ParserName, command: str, said: str, has_gold: bool, leases: Leases
+):
+    found = task(parser, command=command)
+    found = found if has_gold else replace(found, gold_patch="")
+    with pytest.raises(TaskError, match=f"mini: its tests do not run, not even on its .*{said}") as caught:
+        await judged(found, {"calc.py": RIGHT}, leases)
+    assert caught.value.kind is FailureKind.BAD_ROW
+
+
+async def test_a_grader_that_is_always_late_gives_no_reward(leases: Leases):
+    with pytest.raises(GraderError, match="the tests took too long"):
+        await judged(task(command="sleep 60", seconds=0.5), {"calc.py": RIGHT}, leases)
+
+
+async def test_a_starting_state_that_cannot_be_built_is_no_bad_row(leases: Leases):
+    found = replace(task("unittest", build="grep -q 'a + b' calc.py"), gold_patch="")
+    score = await judged(found, {"calc.py": WRONG + "\n"}, leases)
+    assert (score.reward, score.detail["why"]) == (0.0, "the build failed with exit code 1")
 
 
 async def test_a_log_that_is_too_long_is_not_read(leases: Leases, monkeypatch: pytest.MonkeyPatch):
@@ -221,9 +254,12 @@ async def test_a_log_that_is_too_long_is_not_read(leases: Leases, monkeypatch: p
 
 
 async def test_hidden_tests_as_a_patch(leases: Leases):
-    hidden = patch({"tests/test_calc.py": PYTEST, "tests/test_more.py": "def test_more():\n    pass\n"})
+    hidden = {"tests/test_calc.py": PYTEST, "tests/test_more.py": "def test_more():\n    pass\n"}
+    comments = {"tests/data.sql": "-- a/calc.py\n1\n"}  # removed, it reads like the head of a file
+    base = {**BASE, **comments}
+    hidden = patch({**hidden, "tests/data.sql": "1\n"}, base)
     more = "tests/test_more.py::test_more"
-    found = task(tree={**BASE, "old.py": "old\n"}, files={}, patch=hidden, removed=("old.py",),
+    found = task(tree={**base, "old.py": "old\n"}, files={}, patch=hidden, removed=("old.py",),
                  command="test ! -e old.py && python3 -m pytest -q tests",
                  pass_to_pass=("tests/test_calc.py::test_zero", more))  # fmt: skip
     own = patch({"calc.py": RIGHT, "tests/test_more.py": "in the way\n", "tests/test_calc.py": "in the way\n"})
@@ -281,7 +317,9 @@ async def test_statuses_without_a_verdict(leases: Leases):
 
 def test_paths_of_a_diff():
     assert paths_in_diff(patch({"a/b.py": "x\n", "calc.py": None})) == ("a/b.py", "calc.py")
-    assert paths_in_diff("--- a/../x\n+++ b//etc/x\nrename from p q.py\nrename to r.py\n") == ("p q.py", "r.py")
+    odd = "--- a/../x\n+++ b//etc/x\ndiff --git a/p q.py b/r.py\nrename from p q.py\nrename to r.py\n"
+    assert paths_in_diff(odd) == ("p q.py", "r.py")
+    assert paths_in_diff("--- i/x\r\n+++ w/x\r\n@@ -1 +1 @@\r\n--- a/y\r\n+++ b/y\r\n--- a/z\r\n") == ("x", "z")
 
 
 R2E = {

@@ -16,6 +16,7 @@ from prorl_gym.environments.swe.patch_filter import (
     MalformedPatchError,
     filter_patch,
     is_test_path,
+    paths_in_diff,
     read_patch,
     write_patch,
 )
@@ -68,6 +69,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (where / "binary").write_bytes(b"\0\1")
     (where / "becomes_link").write_text("text\n")
     (where / "crlf.py").write_bytes(b"a\r\nb\r\n")
+    (where / "data.sql").write_text("-- a/f0.py\n-- b/no.py\n1\n\n")
     git(where, "add", "-A")
     for number in range(12):
         text = (where / f"f{number}.py").read_text()
@@ -82,6 +84,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (where / 'tab\tand "quote" ü.py').write_text("b\n")
     (where / "a b a b.py").write_text("b\n")
     (where / "crlf.py").write_bytes(b"a\r\nc\r\n")
+    (where / "data.sql").write_text("-- b/no.py\n1\n\n++ b/other.py\n")
     (where / "binary").write_bytes(b"\0\2")
     (where / "f3.py").chmod(0o755)
     (where / "new.py").write_text("new")
@@ -103,6 +106,8 @@ def test_all_that_git_writes_is_read_and_git_applies_what_is_written(repository:
     cleaned = filter_patch(raw, TASK)
     assert cleaned.refused == ""
     assert cleaned.dropped == {"symbolic link": 2, "binary": 1}
+    changed = os.fsdecode(git(repository, "diff", "--no-renames", "--name-only", "-z")).split("\0")[:-1]
+    assert sorted(paths_in_diff(os.fsdecode(raw))) == sorted(changed)
     git(repository, "checkout-index", "-a", f"--prefix={tmp_path}/")
     for name in ("new.py", "empty_new.py"):
         (tmp_path / name).unlink(missing_ok=True)
@@ -113,7 +118,7 @@ def test_all_that_git_writes_is_read_and_git_applies_what_is_written(repository:
         if there.exists():
             assert here.read_bytes() == there.read_bytes(), name
             assert here.stat().st_mode & 0o100 == there.stat().st_mode & 0o100, name
-    assert len(cleaned.files) == 12 + 8
+    assert len(cleaned.files) == 12 + 9
     assert write_patch(read_patch(cleaned.patch)) == cleaned.patch
 
 
@@ -266,7 +271,11 @@ def test_what_lies_beside_hidden_tests_does_not_count(hidden: str, path: str, co
 
 def test_submodules_links_and_binaries_do_not_count():
     one = "diff --git a/m b/m\nnew file mode {}\nindex 0000000..1111111\n--- /dev/null\n+++ b/m\n@@ -0,0 +1 @@\n+x\n"
-    for mode, reason in (("160000", "submodule"), ("120000", "symbolic link"), ("040000", "symbolic link")):
+    for mode, reason in (
+        ("160000", "submodule"),
+        ("120000", "symbolic link"),
+        ("040000", "new directory of too many files"),
+    ):
         assert filter_patch(one.format(mode).encode(), TASK).dropped == {reason: 1}
     assert filter_patch(one.format("100644").replace("+x", "+\0").encode(), TASK).dropped == {"binary": 1}
     head = "diff --git a/m b/m\nindex 0000000..1111111 100644\n"
@@ -359,6 +368,10 @@ def test_modules_of_such_names_elsewhere_count(path: str):
         ('PYTHONPATH="$PWD/code:$PWD/.vendor${PYTHONPATH:+:$PYTHONPATH}" python3 -m pytest', "code/json.py"),
         ("export PYTHONPATH=/testbed/code; python3 -m pytest", "code/json.py"),
         ("true && cd './code' && python3 -m pytest", "code/json.py"),
+        ('PYTHONPATH="$PWD":"$PWD/.vendor"${PYTHONPATH:+:$PYTHONPATH} python3 -m pytest', ".vendor/pytest.py"),
+        ("V='.ven dor'; export PYTHONPATH=$(pwd)/${D:-${V}}:${PYTHONPATH:+:${PYTHONPATH}}; pytest", ".ven dor/json.py"),
+        ("(cd code;PYTHONPATH=../more/:lib pytest); true", "code/lib/json.py"),
+        ("PYTHONPATH=../testbed/more/: pytest; echo it's done", "more/json.py"),
     ],
 )
 def test_the_row_lists_what_is_on_the_path(command: str, path: str):

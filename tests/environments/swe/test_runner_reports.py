@@ -134,7 +134,12 @@ ok 6 - with # a comment
     --- PASS: TestSplit/empty (0.00s)
     --- FAIL: TestSplit/two_words (0.00s)
 === RUN   TestSkip
---- SKIP: TestSkip (0.00s)
+some output--- SKIP: TestSkip (0.00s)
+=== RUN   TestGlued
+--- PASS: TestGlued (0.00s)
+some output=== RUN   TestGlued/sub
+more--- FAIL: TestGlued (0.00s)
+    --- FAIL: TestGlued/sub (0.00s)
 FAIL
 FAIL\texample.org/words\t0.003s
 """,
@@ -143,6 +148,8 @@ FAIL\texample.org/words\t0.003s
             "TestSplit/empty": "passed",
             "TestSplit/two_words": "failed",
             "TestSkip": "skipped",
+            "TestGlued": "failed",
+            "TestGlued/sub": "failed",
         },
     ),
     "go -json": Log(
@@ -192,13 +199,30 @@ Time:        0.5 s
     "cargo": Log(
         "cargo",
         """\
-running 4 tests
+running 8 tests
 test parse::empty ... ok
+some outputtest after_output ... ok
+test one_thread ... some output, ignored FAILED
+more ... ok
+test two_lines ... ok
+FAILED
+test glued_failure ... looks ok
+lookFAILED
 test parse::deep ... FAILED
 test slow ... ignored, takes an hour
 test panics - should panic ... ok
 
-test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
+failures:
+
+---- parse::deep stdout ----
+    wrong
+
+failures:
+    glued_failure
+    parse::deep
+    two_lines
+
+test result: FAILED. 4 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
 
    Doc-tests words
 running 1 test
@@ -207,6 +231,10 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
 """,
         {
             "parse::empty": "passed",
+            "after_output": "passed",
+            "one_thread": "passed",
+            "two_lines": "failed",
+            "glued_failure": "failed",
             "parse::deep": "failed",
             "slow": "skipped",
             "panics": "passed",
@@ -262,7 +290,7 @@ def pytest_configure(config):
     config.pluginmanager.register(Plug())
 """
 UNITTEST_FILE = """
-import unittest
+import sys, unittest
 
 class T(unittest.TestCase):
     def test_passes(self): print("test_fails (m.T.test_fails) ... ok")
@@ -279,6 +307,25 @@ class T(unittest.TestCase):
     def test_sub(self):
         for number in range(3):
             with self.subTest(number=number): self.assertNotEqual(number, 1)
+    def test_glued(self): write("said, not \\nskipped 'x' twice\\nlook")
+    def test_glued_failure(self):
+        write("looks ok\\nlook")
+        self.fail()
+    @unittest.expectedFailure
+    def test_glued_expected(self): write("look"); self.fail()
+    def test_glued_skip(self):
+        write("looks ok\\n" + "look" * 2000)
+        self.skipTest("it's")
+    def test_odd_output(self): write("Connecting (retry) now\\nERROR\\nFAIL\\n")
+
+class U(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): write("setting up ")
+    def test_first(self): pass
+    @classmethod
+    def tearDownClass(cls): write("ERROR\\n")
+
+def write(text): sys.stderr.write(text)
 """
 
 
@@ -336,8 +383,10 @@ def test_real_run_of_unittest(tmp_path: Path):
     )
     found = read_log("unittest", done.stdout)
     expected = {"passes": "passed", "doc": "passed", "fails": "failed", "error": "error", "skip": "skipped"}
-    expected |= {"expected": "xfail", "unexpected": "failed", "sub": "failed"}
-    assert found.statuses == {f"m.T.test_{name}": status for name, status in expected.items()}
+    expected |= {"expected": "xfail", "unexpected": "failed", "sub": "failed", "odd_output": "passed"}
+    expected |= {"glued": "passed", "glued_failure": "failed", "glued_expected": "xfail", "glued_skip": "skipped"}
+    statuses = {f"m.T.test_{name}": status for name, status in expected.items()}
+    assert found.statuses == {**statuses, "m.U.test_first": "passed"}
     assert found.problem == ""
 
 
@@ -398,6 +447,7 @@ def test_hostile_lines_take_linear_time(runner):
                 "1.." + "1" * (size * 16384),
                 "Ran " + "1" * (size * 16384) + " tests in 1s",
                 "test " + "[ ... " * (size * 8192),
+                *["x test_a (" * 300 + "a.b" * 300] * (size * 8),
                 "  ✓ " + " (1" * (size * 8192),
                 "test_a (" + "a." * (size * 8192) + " ... ",
                 "\x1b[" + ";" * (size * 16384),

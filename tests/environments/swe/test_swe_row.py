@@ -111,6 +111,7 @@ def test_generic():
     assert (task.id, task.source, task.workdir, task.base_commit) == ("t1", "generic", "/opt/my-code", "1" * 40)
     assert (task.path, task.sha256) == ("/srv/tree.tar.gz", "0" * 64)
     assert (task.tests.command, task.tests.seconds) == ("true", 300.0)
+    assert parse_swe_row(row(patch="+x")).gold_patch == parse_swe_row(row(patch="+x\n")).gold_patch == "+x\n"
 
 
 def _without(base: dict[str, Any], key: str) -> dict[str, Any]:

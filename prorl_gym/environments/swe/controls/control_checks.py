@@ -4,22 +4,25 @@ The repair has passed run A, the hidden tests as the row runs them. Run C decide
 and one test function, whose body is drawn among the real one and its controls. Code that does not compute the expected
 result has to guess which body is real: with k controls drawn the best rule is right with a chance of about 1/(e k) for
 each function. Processes that share a sandbox can compare bodies; all are equally frequent there, so the chance is
-1/(k+1). A few other tests run in the same way, half of them with a control, since a patch could hide in run A that it
-breaks them. Run B adds many controls in one interleaved run, for tests that run C does not reach; it decides nothing
-about originals. Sealed values leave nothing to chance.
+1/(k+1). Other tests run in the same way, drawn from all of ``pass_to_pass``, and a few with a control, since a patch
+could hide in run A that it breaks them; one that fails counts only if it passes with the gold patch. Run B adds many
+controls in one interleaved run, for tests that run C does not reach; it decides nothing about originals. Sealed values
+leave nothing to chance.
 """
 
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
+from prorl_gym.deadlines import paused_deadline
 from prorl_gym.environments.killed_program import unexplained_kill_error
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe.controls.control_plan import MAX_CONTROL_RUNS, ControlPlan, Edit, TestFunction
 from prorl_gym.environments.swe.controls.control_runs import FunctionJob, JobResult, make_job, run_interleaved, run_jobs
+from prorl_gym.environments.swe.controls.control_search import find_others, identify_row
 from prorl_gym.environments.swe.controls.sealed_values import matches_expected, seal_source
 from prorl_gym.environments.swe.repaired_sandbox import (
     UnsolvedError,
@@ -41,10 +44,15 @@ _MIN_SANDBOXES = 3
 """Sandboxes of run C, however long one takes to prepare."""
 _MIN_SECONDS = 30.0
 """Smallest time limit of a process, unless the row's own is smaller."""
-_MAX_STANDALONE = 6
-"""Functions of ``pass_to_pass`` that run alone, half of them with a control."""
+_MAX_STANDALONE = 12
+"""Functions of ``pass_to_pass`` that run alone as they are, of those that need pytest a quarter."""
+_MAX_STANDALONE_CONTROLS = 3
+"""Functions of ``pass_to_pass`` that run alone with a control."""
 _MAX_INTERLEAVED = 12
 """Functions of run B: those of ``fail_to_pass`` first."""
+_MAX_UNFIT = 100_000
+_unfit_tests: set[tuple[str, str]] = set()
+"""Rows and their functions of ``pass_to_pass`` that do not pass alone with the gold patch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +117,13 @@ class _ControlChecks:
         self._rng = random.Random(secrets.randbits(128))
         self._texts = {**self._task.tests.files, **plan.texts}
         self._may_retry = True
+        self._others: Sequence[TestFunction] = plan.standalone_others
 
     async def run(self) -> Mapping[str, str]:
         plan = self._plan
+        if self._task.gold_patch.strip():  # which shows whether a test passes alone at all
+            row, others = identify_row(self._task), await asyncio.to_thread(find_others, self._task, plan)
+            self._others = [each for each in others if (row, each.test_id) not in _unfit_tests]
         drawn = draw_variants(plan.controlled, self._rng)
         runs = await asyncio.to_thread(lambda: [self._build_run(function, edit) for function, edit in drawn])
         detail = {"sealed": f"{len(plan.sealed)}/{plan.total}", "controls": f"{len(plan.controlled)}/{plan.total}"}
@@ -124,7 +136,7 @@ class _ControlChecks:
                     group.create_task(self._check_sealed())
                 for batch in self._split_runs(runs):
                     group.create_task(self._check_batch(batch))
-                if plan.interleavable or plan.standalone_others:
+                if plan.interleavable or plan.standalone_others or self._others:
                     group.create_task(self._check_others())
         except ExceptionGroup as failed:
             if isinstance(error := failed.exceptions[0], _TamperedError):
@@ -181,10 +193,7 @@ class _ControlChecks:
             for function, result in zip(functions, await self._run(sandbox, jobs), strict=True):
                 _require_complete(function, result)
                 for number, seal in enumerate(function.seals):
-                    is_expected = matches_expected(seal, result.emitted.get(number, ()))
-                    if is_expected is None and function.variants:
-                        continue  # a right repair may give a value of another kind; run C checks this function as well
-                    if not is_expected:
+                    if not matches_expected(seal, result.emitted.get(number, ())):
                         raise _TamperedError(f"{function.name} does not give the expected value")
                 if not result.passed:
                     raise _TamperedError(f"{function.name} does not pass alone")
@@ -198,16 +207,38 @@ class _ControlChecks:
 
     async def _check_standalone(self, sandbox: Sandbox) -> None:
         """Run other tests alone: in run A the patch may have made the runner pass them."""
-        functions = self._plan.standalone_others
-        drawn = self._rng.sample(functions, min(len(functions), _MAX_STANDALONE))
-        originals = (len(drawn) + self._rng.randrange(2)) // 2
-        runs = [
-            self._build_run(each, None if number < originals else self._rng.choice(each.variants))
-            for number, each in enumerate(drawn)
-        ]
+        controlled = self._plan.standalone_others
+        drawn = self._rng.sample(controlled, min(len(controlled), _MAX_STANDALONE_CONTROLS))
+        runs = [self._build_run(each, self._rng.choice(each.variants)) for each in drawn]
+        others = self._rng.sample(self._others, len(self._others))
+        originals = [each for each in others if each.runner == "own"][:_MAX_STANDALONE]
+        originals += [each for each in others if each.runner == "pytest"][: _MAX_STANDALONE // 4]
+        runs += [self._build_run(each, None) for each in originals[:_MAX_STANDALONE]]
         self._rng.shuffle(runs)
-        for run, result in zip(runs, await self._run(sandbox, [each.job for each in runs]), strict=True):
-            await self._check_result(run, result)
+        results = list(zip(runs, await self._run(sandbox, [each.job for each in runs]), strict=True))
+        failed = [run for run, result in results if run.is_original and not result.passed]
+        excused = await self._find_excused(failed) if failed and self._task.gold_patch.strip() else ()
+        for run, result in results:
+            if run not in excused:
+                await self._check_result(run, result)
+
+    async def _find_excused(self, failed: Sequence[_ControlRun]) -> Collection[_ControlRun]:
+        """Return the runs that pass where no control ran before, or do not pass alone with the gold patch either."""
+        again = await self._run_in_fresh_sandbox(failed)
+        left = [run for run, result in zip(failed, again, strict=True) if not result.passed]
+        unfit: list[_ControlRun] = []
+        try:
+            with paused_deadline():  # found out once for each row
+                async with self._prepared_sandbox(self._task.gold_patch.encode()) as sandbox:
+                    for _ in range(2):
+                        results = await self._run(sandbox, [each.job for each in left])
+                        unfit += [run for run, result in zip(left, results, strict=True) if not result.passed]
+        except (UnsolvedError, _TamperedError):
+            return failed
+        if len(_unfit_tests) > _MAX_UNFIT:
+            _unfit_tests.clear()
+        _unfit_tests.update((identify_row(self._task), run.function.test_id) for run in unfit)
+        return [run for run in failed if run not in left or run in unfit]
 
     async def _check_interleaved(self, sandbox: Sandbox) -> None:
         functions, others = list(self._plan.functions), list(self._plan.others)
@@ -223,16 +254,16 @@ class _ControlChecks:
     # --- sandboxes --------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _prepared_sandbox(self) -> AsyncGenerator[Sandbox]:
-        """Give a sandbox with the repair and its build, and of the hidden tests only their helpers."""
+    async def _prepared_sandbox(self, gold: bytes = b"") -> AsyncGenerator[Sandbox]:
+        """Give a sandbox with the repair, or gold, and its build, and of the hidden tests only their helpers."""
         task, absent = self._repair.task, self._plan.absent
-        async with open_repaired_sandbox(task, self._repair.patch, self._leases) as (sandbox, _):
+        async with open_repaired_sandbox(task, gold or self._repair.patch, self._leases) as (sandbox, _):
             # Before the build: programs and processes that the build leaves may record what they see.
             if problem := await place_helpers(sandbox, task, absent):
                 raise _TamperedError(problem)
             if task.tests.build:
                 helpers = await read_helpers(sandbox, task, absent)
-                if self._repair.built:
+                if self._repair.built and not gold:
                     await restore_build(sandbox, self._repair.built)
                 elif not await run_build(sandbox, task):
                     raise UnsolvedError("the build failed when it ran once more")

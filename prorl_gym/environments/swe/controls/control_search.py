@@ -10,7 +10,6 @@ import ast
 import asyncio
 import hashlib
 import random
-import re
 import secrets
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from prorl_gym.environments.swe.controls.control_runs import (
     run_jobs,
 )
 from prorl_gym.environments.swe.controls.parsed_tests import TestFile, parse_tests
-from prorl_gym.environments.swe.patch_filter import paths_in_diff
+from prorl_gym.environments.swe.patch_filter import diff_lines, paths_in_diff
 from prorl_gym.environments.swe.repaired_sandbox import (
     UnsolvedError,
     open_repaired_sandbox,
@@ -44,6 +43,7 @@ from prorl_gym.environments.swe.repaired_sandbox import (
     run_build,
 )
 from prorl_gym.environments.swe.swe_row import SweTask
+from prorl_gym.errors import FailureKind, TaskError
 from prorl_gym.sandbox.protocol import Sandbox
 
 _SUPPORTED_PARSERS = ("pytest", "unittest")
@@ -85,10 +85,7 @@ class ControlPlanCache:
             return task.tests.controls
         if task.tests.parser not in _SUPPORTED_PARSERS or not task.gold_patch.strip():
             return None
-        # Rows share a plan only when the same tests run on the same repository.
-        repository = task.sha256 or hashlib.sha256(task.archive.encode()).hexdigest()
-        identity = (task.image, task.workdir, task.base_commit, repository, task.source, task.gold_patch, task.tests)
-        key = hashlib.sha256(repr(identity).encode()).hexdigest()
+        key = identify_row(task)
         lock = self._searches.setdefault(key, asyncio.Lock())
         try:
             async with hold_uncharged(lock):
@@ -102,10 +99,18 @@ class ControlPlanCache:
                 self._searches.pop(key, None)
 
 
+def identify_row(task: SweTask) -> str:
+    """Return a key that rows share only when the same tests run on the same repository."""
+    repository = task.sha256 or hashlib.sha256(task.archive.encode()).hexdigest()
+    identity = (task.image, task.workdir, task.base_commit, repository, task.source, task.gold_patch, task.tests)
+    return hashlib.sha256(repr(identity).encode()).hexdigest()
+
+
 async def find_controls(task: SweTask, leases: Leases, rng: random.Random | None = None) -> ControlPlan:
     """Return the controls of a row with a gold patch, proven in two sandboxes, one with the patch and one without.
 
-    ``rng`` chooses among similar changes. Raises ``SandboxError``: a sandbox could not be started or was lost.
+    ``rng`` chooses among similar changes. Raises ``SandboxError``: a sandbox could not be started or was lost;
+    ``TaskError`` (BAD_ROW): the gold patch does not apply.
     """
     rng = rng or random.Random(secrets.randbits(64))
     try:
@@ -114,8 +119,9 @@ async def find_controls(task: SweTask, leases: Leases, rng: random.Random | None
             open_repaired_sandbox(task, b"", leases) as (broken, _),
         ):
             return await _ControlSearch(task, repaired, broken, rng).build_plan()
-    except UnsolvedError:
-        return ControlPlan(unknown=task.tests.fail_to_pass)
+    except UnsolvedError as why:
+        what = f"swe row {task.id or 'without id'}: its gold patch is useless: {why}."
+        raise TaskError(FailureKind.BAD_ROW, what, "Take the patch from `git diff` at the row's base commit.") from None
 
 
 @dataclass(slots=True, eq=False)
@@ -168,7 +174,8 @@ class _ControlSearch:
         functions = await self._search_functions(files, named)
         others = await self._sample_others(files, named)
         functions, others = await self._mark_interleavable(files, functions, others)
-        paths = {each.path for each in (*functions, *others)} & (texts.keys() - task.tests.files.keys())
+        paths = {each.path for each in (*functions, *_locate_others(task, files, named))}
+        paths &= texts.keys() - task.tests.files.keys()
         return ControlPlan(
             functions=tuple(functions),
             others=tuple(others),
@@ -193,8 +200,7 @@ class _ControlSearch:
 
     def _new_candidate(self, function: TestFunction, files: Mapping[str, TestFile], limit: int) -> _Candidate:
         file, defined = files[function.path], function.defined
-        if self._task.tests.parser == "unittest" or _may_run_without_pytest(file, defined):
-            function = function.model_copy(update={"runner": "own"})
+        function = _with_likely_runner(function, self._task, file)
         return _Candidate(function, file, (edits[:limit] for edits in propose_controls(file, defined, self._rng)))
 
     async def _run_alone(self, candidates: Sequence[_Candidate]) -> None:
@@ -274,7 +280,7 @@ class _ControlSearch:
             are_good = [
                 bool(first.emitted.get(site))
                 and first.emitted[site] == second.emitted.get(site)
-                and bool(sealed_values.matches_expected(seal, first.emitted[site]))
+                and sealed_values.matches_expected(seal, first.emitted[site])
                 for site, seal in enumerate(seals)
             ]
             good = sealed_values.valid_seals(seals, are_good)
@@ -290,8 +296,7 @@ class _ControlSearch:
 
         Functions that do not pass alone keep the proposals of one place, for interleaved files.
         """
-        found = [_find_test_function(test, self._task, files) for test in self._task.tests.pass_to_pass]
-        others = [each for each in dict.fromkeys(found) if each is not None and each not in taken]
+        others = _locate_others(self._task, files, taken)
         self._rng.shuffle(others)
         paths = {each.path for each in taken}
         near = [each for each in others if each.path in paths][: _MAX_OTHERS // 2]
@@ -395,6 +400,26 @@ def _locate(path: str, name: str, files: Mapping[str, TestFile]) -> TestFunction
     return TestFunction(path=paths[0], name=name, defined=defined)
 
 
+def find_others(task: SweTask, plan: ControlPlan) -> list[TestFunction]:
+    """Return all functions of ``pass_to_pass`` whose text is known, whether or not they pass alone. Blocks."""
+    files = parse_tests(
+        {**{path: text for path, text in task.tests.files.items() if path.endswith(".py")}, **plan.texts}
+    )
+    taken = {each.test_id for each in plan.functions}
+    others = [each for each in _locate_others(task, files, ()) if each.test_id not in taken]
+    return [_with_likely_runner(each, task, files[each.path]) for each in others]
+
+
+def _locate_others(task: SweTask, files: Mapping[str, TestFile], taken: Collection[TestFunction]) -> list[TestFunction]:
+    found = [_find_test_function(test, task, files) for test in task.tests.pass_to_pass]
+    return [each for each in dict.fromkeys(found) if each is not None and each not in taken]
+
+
+def _with_likely_runner(function: TestFunction, task: SweTask, file: TestFile) -> TestFunction:
+    is_own = task.tests.parser == "unittest" or _may_run_without_pytest(file, function.defined)
+    return function.model_copy(update={"runner": "own"}) if is_own else function
+
+
 def _needs_repair(candidate: _Candidate, control: JobResult, without_repair: JobResult) -> bool:
     """Whether a control is decided by the repair and by nothing before it.
 
@@ -415,19 +440,13 @@ def _changed_lines(patch: str) -> Mapping[str, Sequence[int]]:
     """Return the lines that a trusted diff adds, by path, and for removed lines those around them."""
     by_path: dict[str, set[int]] = {}
     lines: set[int] = set()
-    number = 0
-    for text in patch.split("\n"):
-        if text.startswith("+++ "):
+    for text, number in diff_lines(patch):
+        if number is None and text.startswith("+++ "):
             lines = by_path.setdefault(text[4:].split("\t")[0].removeprefix("b/"), set())
-        elif hunk := re.match(r"@@ -\d+(?:,\d+)? \+(\d+)", text):
-            number = int(hunk.group(1))
-        elif text.startswith("-") and not text.startswith("--- "):
+        elif number is not None and text.startswith("-"):
             lines.update((number - 1, number))
-        elif text.startswith("+"):
+        elif number is not None and text.startswith("+"):
             lines.add(number)
-            number += 1
-        elif text.startswith(" "):
-            number += 1
     return {path: sorted(numbers) for path, numbers in by_path.items()}
 
 

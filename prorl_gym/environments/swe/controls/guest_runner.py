@@ -6,6 +6,7 @@ the report; a child per job runs the test. Standard library only, for any Python
 """
 
 import json
+import numbers
 import os
 import signal
 import sys
@@ -255,7 +256,7 @@ def _emit_value(site: int, value: Any) -> None:
 
 
 def encode_value(value: Any) -> Any:
-    """Return a value of built-in types as JSON for ``sealed_values.decode_value``; ``TypeError`` for another."""
+    """Return a value of built-in types or a rational as JSON for ``sealed_values.decode_value``; else ``TypeError``."""
     if value is None or value is True or value is False:
         return ["plain", value]
     # By the built-in types' own methods: a subclass may return anything.
@@ -274,6 +275,8 @@ def encode_value(value: Any) -> Any:
     if isinstance(value, dict):
         items: Any = dict.items(value)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return ["dict", [[encode_value(key), encode_value(each)] for key, each in items]]
+    if isinstance(value, numbers.Rational):  # of numpy, for example
+        return ["ratio", [hex(value.numerator), hex(value.denominator)]]
     raise TypeError
 
 

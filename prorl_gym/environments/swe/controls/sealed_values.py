@@ -9,6 +9,7 @@ plain helpers of that kind with a literal of primitives, ``is`` with ``True``, `
 import ast
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from prorl_gym.environments.swe.controls.control_plan import SealedValue
@@ -116,14 +117,14 @@ def equality_helpers(files: Iterable[TestFile]) -> frozenset[str]:
     return frozenset(name for name, is_helper in found.items() if is_helper)
 
 
-def matches_expected(seal: SealedValue, emitted: Sequence[Any]) -> bool | None:
-    """Whether the expected values were emitted, encoded; ``None`` when one was of a kind that has no encoding."""
+def matches_expected(seal: SealedValue, emitted: Sequence[Any]) -> bool:
+    """Whether the expected values were emitted, encoded. One without an encoding is not: it may equal anything."""
     expected: Any = ast.literal_eval(seal.expected)
     if not emitted or (seal.each and len(emitted) != len(expected)):
         return False
     values = [decode_value(each) for each in emitted]
     if any(value is _MISSING for value in values):
-        return None
+        return False
     pairs: list[tuple[Any, Any]] = list(zip(expected if seal.each else [expected] * len(values), values, strict=True))
     if not seal.contains:
         return all(bool(wanted == value) for wanted, value in pairs)
@@ -137,7 +138,7 @@ def decode_value(encoded: Any) -> Any:
     """Return a value that ``guest_runner.encode_value`` encoded, or ``_MISSING`` for one that has no encoding."""
     try:
         return _decode(encoded)
-    except (KeyError, TypeError, ValueError, IndexError, RecursionError):
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError, ZeroDivisionError):
         return _MISSING
 
 
@@ -283,6 +284,8 @@ def _decode(encoded: Any) -> Any:
         return float(content)
     if kind == "int":
         return int(content, 16)
+    if kind == "ratio":
+        return Fraction(*(int(each, 16) for each in content))
     if kind == "plain" and (content is None or isinstance(content, bool | str)):
         return content
     raise ValueError(kind)

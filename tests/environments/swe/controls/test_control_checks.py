@@ -15,7 +15,7 @@ from prorl_gym.environments.swe.controls.control_plan import ControlPlan
 from prorl_gym.environments.swe.controls.control_runs import FunctionJob, JobResult, run_jobs
 from prorl_gym.environments.swe.controls.control_search import ControlPlanCache, find_controls
 from prorl_gym.environments.swe.swe_row import SweTask
-from prorl_gym.errors import Evidence, FailureKind, SandboxError
+from prorl_gym.errors import Evidence, FailureKind, SandboxError, TaskError
 from prorl_gym.sandbox.protocol import ExecResult
 from prorl_gym.testing.sandbox.fake_sandbox import FakeSandbox
 from tests.environments.swe.mini import PYTEST, RIGHT, WRONG, judged, patch, task
@@ -71,6 +71,10 @@ ATTACKS = {
     "kills our runner": READS.replace("{then}", IN_OWN + "os.kill(os.getppid(), 9)"),
     "replaces code objects": "import _pytest.python\n\n"
     "_pytest.python.Function.runtest.__code__ = (lambda self: None).__code__\n" + WRONG,
+    "replaces code objects of the call": "import _pytest.python\n\n"
+    "_pytest.python.pytest_pyfunc_call.__code__ = (lambda pyfuncitem: True).__code__\n" + WRONG,
+    "replaces code objects of unittest": "import unittest\n\n"
+    "unittest.TestCase._callTestMethod.__code__ = (lambda self, method: None).__code__\n" + RIGHT,
 }
 
 
@@ -78,7 +82,7 @@ ATTACKS = {
 async def test_what_passes_without_computing_is_not_paid(attack: str, leases: Leases):
     score = await judged(task(), {"calc.py": ATTACKS[attack]}, leases)
     assert score.reward == 0.0
-    if attack != "replaces code objects":
+    if not attack.startswith("replaces code objects"):
         assert score.detail["why"] == "tests tampered with"
     else:
         assert str(score.detail["why"]).startswith("the test runner was tampered with")
@@ -91,24 +95,27 @@ async def test_the_same_for_unittest(attack: str, leases: Leases):
 
 
 @pytest.mark.parametrize(
-    "check, said",
+    "check, said, attack",
     [
-        ("_check_sealed", "test_add does not give the expected value"),
-        ("_check_batch", "test_add passes with a wrong value"),
-        ("_check_interleaved", "test_calc.py::test_add does not fail with a wrong value"),
+        ("_check_sealed", "test_add does not give the expected value", EQUAL),
+        ("_check_sealed", "test_add does not give the expected value", EQUAL.replace("(int)", "").replace("(0)", "()")),
+        ("_check_batch", "test_add passes with a wrong value", EQUAL),
+        ("_check_interleaved", "test_calc.py::test_add does not fail with a wrong value", EQUAL),
     ],
 )
-async def test_each_check_would_see_it_alone(check: str, said: str, leases: Leases, monkeypatch: pytest.MonkeyPatch):
+async def test_each_check_would_see_it_alone(
+    check: str, said: str, attack: str, leases: Leases, monkeypatch: pytest.MonkeyPatch
+):
     async def nothing(*_: Any) -> None:
         pass
 
     for name in {"_check_sealed", "_check_batch", "_check_standalone", "_check_interleaved"} - {check}:
         monkeypatch.setattr(control_checks._ControlChecks, name, nothing)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
-    score = await judged(task(), {"calc.py": EQUAL}, leases)
+    score = await judged(task(), {"calc.py": attack}, leases)
     assert (score.reward, score.detail["check"]) == (0.0, said)
 
 
-async def test_a_right_repair_whose_value_has_no_encoding_is_paid(leases: Leases):
+async def test_a_right_repair_whose_value_is_of_another_kind_is_paid(leases: Leases):
     number = "import fractions\n" + RIGHT.replace("return a + b", "return fractions.Fraction(a + b)")
     score = await judged(task(), {"calc.py": number}, leases)
     assert (score.reward, score.detail["sealed"]) == (1.0, "1/1")
@@ -139,6 +146,11 @@ async def test_without_gold_or_a_runner_of_python_there_are_no_controls(leases: 
     assert await ControlPlanCache().get(task("go"), leases) is None
 
 
+async def test_a_gold_patch_that_does_not_apply_is_a_bad_row(leases: Leases):
+    with pytest.raises(TaskError, match=r"is useless: the patch does not apply: error: patch failed: calc\.py:1"):
+        await find_controls(replace(task(), gold_patch=patch({"calc.py": "b\n"}, {"calc.py": "a\n"})), leases)
+
+
 async def test_controls_of_the_row_are_used_without_gold(leases: Leases):
     plan = await find_controls(task(), leases)
     assert [each.name for each in plan.standalone_others] == ["test_zero"]
@@ -146,6 +158,23 @@ async def test_controls_of_the_row_are_used_without_gold(leases: Leases):
     assert ControlPlan.model_validate_json(plan.model_dump_json()) == plan
     score = await judged(found, {"calc.py": EQUAL}, leases)
     assert (score.reward, score.detail["controls"]) == (0.0, "1/1")
+
+
+async def test_any_other_test_may_be_one_that_runs_alone(leases: Leases):
+    """Also one that was not chosen as the row was made, nor found to pass alone."""
+    hidden = PYTEST.replace("import calc", "import calc\n\nseen = []", 1).replace(
+        "calc.zero() == 0", "(seen or [0])[0] == 0"
+    )
+    hidden += "\n\ndef test_other():\n    seen.append(calc.zero())\n    assert seen[0] == 0\n"
+    hidden += "\n\ndef test_order():\n    assert seen\n"
+    names = tuple(f"tests/test_calc.py::{name}" for name in ("test_zero", "test_other", "test_order"))
+    found = task(files={"tests/test_calc.py": hidden}, pass_to_pass=names)
+    plan = (await find_controls(found, leases)).model_copy(update={"others": ()})
+    found = replace(found, tests=replace(found.tests, controls=plan))
+    assert (await judged(found, found.gold_patch, leases)).reward == 1.0
+    breaks = "import sys\n" + RIGHT.replace("return 0", "return 0 if 'pytest' in sys.modules else 1")
+    score = await judged(found, {"calc.py": breaks}, leases)
+    assert (score.reward, score.detail.get("check")) == (0.0, "test_other does not pass alone")
 
 
 async def test_tests_that_do_not_pass_alone_twice_have_no_control(leases: Leases):

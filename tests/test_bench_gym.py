@@ -1,13 +1,10 @@
 """``bench gym``: what it subtracts and what stands beside it. Speed is not tested here."""
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import _gym_stack
 import gym
-import pytest
 
 
 class Servers:
@@ -52,13 +49,3 @@ def test_rollouts_that_are_missing_miss_the_target() -> None:
     answered, seconds = asyncio.run(gym.crowd(Servers(found)))
     assert answered["value"] < answered["target"]
     assert (seconds["value"], [peer["value"] for peer in seconds["peers"]]) == (8.0, [2.0])
-
-
-def test_a_start_is_compared_with_that_of_gym_s_smallest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async def measure(environment: str, directory: Path) -> Any:
-        return _gym_stack.StartFigures(*((3.0, 4.0, 2.0) if environment == _gym_stack.OURS else (2.5, 4.0, 1.9)))
-
-    monkeypatch.setattr(_gym_stack, "measure", measure)
-    ready, answering, cpu = asyncio.run(gym.starts(tmp_path))
-    assert (ready["value"], ready["target"]) == (4.0, pytest.approx(4.4))
-    assert [row["peers"][0]["value"] for row in (answering, cpu)] == [2.5, 1.9]

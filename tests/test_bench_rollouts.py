@@ -3,8 +3,6 @@
 import asyncio
 import json
 import sys
-from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,35 +44,6 @@ def test_worthless_figures_are_refused(rewards: list[float], calls: int, complai
         return
     with pytest.raises(peers.BenchRefusedError, match=complaint):
         peers.check(arm, loads.Load(2), seen, calls)
-
-
-def test_a_machine_that_stays_busy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "SHORT", False)
-    monkeypatch.setattr(peers, "WAIT_SECONDS", -1.0)
-    monkeypatch.setattr("os.getloadavg", lambda: (1.5, 0.0, 0.0))
-    with pytest.raises(peers.BenchRefusedError, match=r"stays at 1\.5; a run begins below 1"):
-        peers.wait_for_idle_machine()
-    monkeypatch.setattr(peers, "SHORT", True)
-    peers.wait_for_idle_machine()
-
-
-def test_a_missing_peer_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PRORL_GYM_CACHE", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    def missing() -> dict[str, str]:
-        return {arm.name: system.missing for system in systems.all_systems() for arm in system.arms}
-
-    before = missing()
-    assert before[systems.TOOL_ENV] == "verifiers-0.1 is not installed; run: bench/peers-environment"
-    assert before[systems.OURS["apptainer"]].startswith("apptainer is not installed")
-    assert before[systems.FLOOR] == before[systems.OURS["userns"]] == ""
-    for name in ("verifiers-0.1", "mini-swe-agent"):
-        (tmp_path / "peers" / name / "bin").mkdir(parents=True)
-        (tmp_path / "peers" / name / "bin" / "python").touch()
-    after = missing()
-    assert after[systems.TOOL_ENV] == after[systems.MINI] == ""
-    assert after[systems.MINI_BWRAP] == "bwrap is not installed; run: apt-get install bubblewrap"
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
@@ -131,21 +100,6 @@ async def test_an_open_loop_waits_for_no_rollout() -> None:
     assert seen.rewards == [1.0] * 3 and len(seen.latencies) == 3
 
 
-async def test_a_closed_loop_has_no_more_rollouts_than_callers() -> None:
-    running, most = 0, 0
-
-    async def rollout() -> float:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0)
-        running -= 1
-        return 1.0
-
-    seen = await loads.put_load(loads.Load(10, callers=4), rollout)
-    assert (len(seen.rewards), most) == (10, 4)
-
-
 async def test_a_peers_program_answers_loads(tmp_path: Path) -> None:
     program = tmp_path / "peer.py"
     program.write_text(
@@ -167,30 +121,6 @@ async def test_a_program_that_ends_is_quoted(tmp_path: Path) -> None:
     async with programs.running([sys.executable, "-c", "raise SystemExit('no such engine')"], log) as child:
         with pytest.raises(programs.BenchRefusedError, match="no such engine"):
             await programs.read_line(child, log, 60.0)
-
-
-async def test_a_rollout_that_fails_is_named() -> None:
-
-    async def rollout() -> float:
-        raise OSError("connection refused")
-
-    with pytest.raises(programs.BenchRefusedError, match="A rollout failed: OSError: connection refused"):
-        await systems.put_on(rollout)(loads.Load(2, callers=2))
-
-
-def test_a_refused_run_keeps_its_logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-
-    async def measure(directory: Path) -> Any:
-        (directory / "engine.log").write_text("last words")
-        raise peers.BenchRefusedError("1 rewards are not 1.", "Nothing is reported.")
-
-    monkeypatch.setattr(peers, "wait_for_idle_machine", lambda: None)
-    monkeypatch.setattr(peers, "measure", measure)
-    monkeypatch.setattr(peers.tempfile, "mkdtemp", lambda **_: str(tmp_path))
-    with pytest.raises(peers.BenchRefusedError) as raised:
-        peers.run()
-    assert str(raised.value) == f"1 rewards are not 1.\nNothing is reported. Logs: {tmp_path}"
-    assert (tmp_path / "engine.log").exists()
 
 
 # --- the engine and the rows ------------------------------------------------------------------------------------------
@@ -269,22 +199,3 @@ def test_latency_rows_have_medians_and_tails() -> None:
     ]
     assert rows["one question, half of the rate: beyond the engine, p50"]["value"] == 5.0
     assert rows["one question, half of the rate: beyond the engine, p99"]["value"] == pytest.approx(103.0)
-
-
-def test_every_arm_of_a_work_is_a_row_or_a_peer_of_one() -> None:
-    own = {*systems.OURS.values(), systems.THROUGH_GYM}
-    for system in systems.all_systems():
-        for arm in system.arms:
-            assert arm.name in own or arm.name in (systems.FLOOR, *peers.PEERS[arm.work.name])
-
-
-def test_a_short_run_is_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_report", "_rollout_work"):
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setenv("PRORL_BENCH_SHORT", "1")
-    short = import_module("_rollout_work")
-    assert short.RUNS == 1
-    assert short.QUESTION_WORK.sizes == replace(
-        short.QUESTION_WORK.sizes, closed={callers: count // 10 for callers, count in WORK.sizes.closed.items()}
-    )
-    assert import_module("_report").report("peers", [])["quick"] is True

@@ -58,23 +58,20 @@ def test_every_check_of_the_kit_that_is_named_exists() -> None:
 
 FAULTS = (DOCS / "faults.md").read_text("utf-8").partition("## The published server")[2]
 PARTS = dict(zip(("published", "own"), FAULTS.split("## Our own"), strict=True))
-FAULT = re.compile(r"^\|(\d+)\|([^|]+)\|([^|]+)\|$", re.MULTILINE)
+FAULT = re.compile(r"^\|([^| -][^|]+)\|([^|]+)\|$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_every_fault_has_its_line(part: str) -> None:
-    lines = [line for line in PARTS[part].splitlines() if re.match(r"\|\d", line)]
-    assert [int(number) for number, *_ in FAULT.findall(PARTS[part])] == list(range(1, len(lines) + 1))
-    assert len(lines) == 41 or part == "own"
+def test_every_published_fault_has_its_line() -> None:
+    assert len(FAULT.findall(PARTS["published"])) == 41
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_every_fault_names_tests_that_exist(part: str, there: dict[str, set[str]]) -> None:
-    known = CHECKS.union(*there.values())
-    for number, _, tests in FAULT.findall(PARTS[part]):
-        named = re.findall(r"`(test_\w+|\w+_\w+)`", tests)
-        assert named, f"fault {number}: no test"
-        assert set(named) <= known, f"fault {number}: {sorted(set(named) - known)}"
+    known = {name.removeprefix("test_") for name in CHECKS.union(*there.values())}
+    for fault, tests in FAULT.findall(PARTS[part]):
+        named = re.findall(r"`(\w+)`", tests)
+        assert named, f"{fault}: no test"
+        assert set(named) <= known, f"{fault}: {sorted(set(named) - known)}"
 
 
 def test_each_promise_of_the_readme_names_a_test_that_exists() -> None:

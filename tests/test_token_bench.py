@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 import tokens
-from tokens import count_drift, load_models, tokenizer_directory
-from typer.testing import CliRunner
+from tokens import count_drift, load_models
 
-from prorl_gym.cli import installation, main
 from prorl_gym.inference.tokens import transcript
 from prorl_gym.inference.tokens.token_stream import DRIFT
 
@@ -59,14 +57,3 @@ def test_a_rollout_has_the_length_that_its_figure_is_for(known, name, monkeypatc
     assert DRIFT.checked == checked + 1
     again = tokens.rendered_again(known[name], TEXT, 1, [1, 7])
     assert again[7] > again[1] > 0
-
-
-def test_the_command_names_the_tokenizer(monkeypatch, tmp_path):
-    seen = []
-    monkeypatch.setenv("PRORL_GYM_QWEN", "elsewhere")
-    monkeypatch.setattr(
-        installation, "run_bench", lambda name, scripts: seen.append((name, tokenizer_directory())) or {}
-    )
-    result = CliRunner().invoke(main.app, ["bench", "tokens", "--json", "--tokenizer", str(tmp_path)])
-    assert result.exit_code == 0
-    assert seen == [("tokens", tmp_path)]

@@ -136,7 +136,7 @@ async def test_a_broken_verifier_is_no_reward(tmp_path: Path, leases: Leases) ->
 
 
 async def test_a_setup_that_fails_is_the_rows_fault(tmp_path: Path, leases: Leases) -> None:
-    dockerfile = "FROM x\nRUN echo ready && no-such-program --install\n"
+    dockerfile = "FROM x\nWORKDIR /app\nRUN echo ready && no-such-program --install\n"
     row = row_of(write_task(tmp_path / "sum", HARBOR, environment__Dockerfile=dockerfile))
     with pytest.raises(TaskError, match="setup step 1 ends with exit code 127") as caught:
         await played(row, [], leases)
@@ -148,7 +148,7 @@ async def test_terminal_bench_is_read_from_its_summary(tmp_path: Path, leases: L
     look = await played(row, ["ls -1 /app; echo $COLOUR$TEST_DIR; echo done > /app/out.txt"], leases)
     assert look.score.reward == 1.0
     said = next(message.content for message in look.artifacts.messages if message.role == "tool")
-    assert said.splitlines()[:4] == ["Dockerfile", "docker-compose.yaml", "notes.txt", "blue"]
+    assert said.splitlines()[:4] == ["Dockerfile", "docker-compose.yaml", "notes.txt", "blue/tests"]
 
 
 @pytest.mark.slow

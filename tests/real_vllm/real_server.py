@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-CONTEXT = 2048
+CONTEXT = 8192
 VOCAB = 4096
 MODEL = "m"
 _START_SECONDS = 240

@@ -25,7 +25,7 @@ class PatientEngine(VllmEngine):
     holding = False
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        return await super().generate(replace(request, max_tokens=2000) if self.holding else request)
+        return await super().generate(replace(request, max_tokens=8000) if self.holding else request)
 
 
 class RealCase:

@@ -96,7 +96,7 @@ async def test_a_pause_that_keeps_goes_on_with_a_turn_where_it_was(fleet: Fleet)
 
 async def test_a_pause_that_aborts_hands_out_what_was_sampled(fleet: Fleet, figures: Figures):
     engine, other = fleet.engines()
-    request = call(words("dropped", 200), max_tokens=1500, seed=6, stop_token_ids=())
+    request = call(words("dropped", 200), max_tokens=7000, seed=6, stop_token_ids=())
     running = await begin(engine, request)
     await asyncio.to_thread(fleet.servers[0].post, "/pause?mode=abort")
     result = await running

@@ -56,7 +56,8 @@ async def test_09_rollout_stays_on_its_server(world: World):
     rows = [example(name) | {"_ng_task_index": 900} for name in ENVIRONMENTS]
     for row in rows:
         world.plan(row, Script([NO_TOOL, NO_TOOL, NO_TOOL, AT_ONCE]))
-    for row, (_, result) in zip(rows, await world.run(*rows), strict=True):
+    for row in rows:  # one by one: a call may leave a server that others load
+        [(_, result)] = await world.run(row)
         calls = world.calls(row)
         assert {call.headers["x-session-id"] for call in calls} == {result["prorl_rollout_id"]}
         assert len(calls) == 4

@@ -23,6 +23,8 @@ BASE: dict[str, set[str]] = {
     "http_body": set(),
     "routed_experts": set(),
     "gym_roots": set(),
+    "thoughts": set(),
+    "concurrency": set(),
     "records": {"errors", "settings"},
     "config": {"errors", "logs"},
 }

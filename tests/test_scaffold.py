@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from prorl_gym.cli.main import app
-from prorl_gym.cli.validate import scaffold_environment
+from prorl_gym.cli.scaffold import scaffold_environment
 from prorl_gym.environments import registry
 from prorl_gym.errors import ConfigError
 

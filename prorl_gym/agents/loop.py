@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from prorl_gym.agents.protocol import Artifacts, AssistantTurn, Observation, Policy, Tool
 from prorl_gym.agents.tool_arguments import BadArguments, parse_arguments, tool_signature
 from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached
-from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
 from prorl_gym.records import SUMMARY_CONTINUATION, SUMMARY_REQUEST, Message, ToolCall
+from prorl_gym.thoughts import split_thinking
 
 
 async def run_agent(

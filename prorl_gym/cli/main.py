@@ -14,13 +14,14 @@ from prorl_gym.cli.demo import demo
 from prorl_gym.cli.images import images
 from prorl_gym.cli.installation import agents, bench, doctor, root, venvs
 from prorl_gym.cli.prepare import import_tasks, prepare
+from prorl_gym.cli.scaffold import init
 from prorl_gym.cli.serve import engine, gc, node, serve
 from prorl_gym.cli.service_client.control import ack, cancel, demand, engines, hold, policy, release, submit
 from prorl_gym.cli.service_client.evaluate import evaluate
 from prorl_gym.cli.service_client.replay import replay
 from prorl_gym.cli.service_client.show import dashboard, export, predictions, show, show_html
 from prorl_gym.cli.service_client.watch import watch
-from prorl_gym.cli.validate import init, validate
+from prorl_gym.cli.validate import validate
 from prorl_gym.errors import ProrlError
 
 if TYPE_CHECKING:

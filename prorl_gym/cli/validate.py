@@ -1,31 +1,21 @@
-"""``prorl-gym init NAME`` and ``validate NAME FILE``: make an environment, and prove its rows.
-
-``init`` copies a template that is itself a working environment. ``validate`` proves that every row of a data set can be
-solved, and by nothing but a solution.
-"""
+"""``prorl-gym validate NAME FILE``: proves that each row of a data set can be solved, and by nothing but a solution."""
 
 import asyncio
 import json
-import keyword
 import os
-import re
-import shutil
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from prorl_gym.errors import Cause, ConfigError, RolloutError
+from prorl_gym.errors import Cause, RolloutError
 
 if TYPE_CHECKING:
     from prorl_gym.environments.protocol import Environment, ScriptedStep
@@ -35,23 +25,6 @@ if TYPE_CHECKING:
     from prorl_gym.sandbox.config import SandboxConfig
     from prorl_gym.sandbox.protocol import SandboxBackend
 
-_TEMPLATE = Path(__file__).parent / "init_template"
-
-# Files of the template, and their places in the project. ``my_env`` is replaced by the name in paths and texts.
-_FILES = {
-    "pyproject.toml.txt": "pyproject.toml",
-    "gitignore.txt": ".gitignore",
-    "README.md.txt": "README.md",
-    "init.py.txt": "my_env/__init__.py",
-    "environment.py.txt": "my_env/environment.py",
-    "rows.py.txt": "my_env/rows.py",
-    "config.yaml.txt": "my_env/gym_root/environments/my_env/config.yaml",
-    "manifest.yaml.txt": "my_env/gym_root/environments/my_env/manifest.yaml",
-    "test.py.txt": "tests/test_my_env.py",
-}
-
-_LONGEST = 40
-_ROWS_SECONDS = 120.0
 _LONGEST_TABLE = 1000
 """Rows of a table with good ones: a table is held in memory as a whole."""
 
@@ -108,7 +81,7 @@ def validate(
     reports = asyncio.run(play_rows(environment, rows, runs, config, jobs or len(os.sched_getaffinity(0)), constant))
     tried = [report.constant for report in reports if report.constant is not None]
     paid = sum(reward > 0 for reward in tried)
-    said = _printable(constant[-1].text or str(constant[-1].arguments))[:80] if constant else ""
+    said = _line(constant[-1].text or str(constant[-1].arguments))[:80] if constant else ""
     if as_json:
         share = {"answer": said, "paid": paid, "rows": len(tried)} if tried else None
         typer.echo(json.dumps({"rows": [asdict(report) for report in reports], "constant": share}, indent=2))
@@ -122,7 +95,7 @@ def validate(
     bad = [report for report in reports if report.problem and not report.infrastructure]
     for found, what in ((bad, "failed"), (lost, "could not be checked, for infrastructure failed")):
         if found:
-            names = ", ".join(_printable(report.name) for report in found)
+            names = ", ".join(_line(report.name) for report in found)
             typer.echo(f"{len(found)} of {len(reports)} rows {what}: {names}", err=True)
     if bad or lost:
         raise typer.Exit(1)
@@ -153,7 +126,7 @@ async def play_rows(
     constant: "Sequence[ScriptedStep]",
 ) -> list[RowReport]:
     """Return the report of each row, in the order of the rows; print each as its row ends."""
-    from prorl_gym.data.image_sync import for_each
+    from prorl_gym.concurrency import for_each
     from prorl_gym.sandbox.backend_selection import open_backend
 
     backend = await open_backend(config)
@@ -162,8 +135,8 @@ async def play_rows(
     async def check(place: int) -> None:
         row = rows[place]
         report = reports[place] = await validate_row(environment, row.name, row.task, backend, runs, constant)
-        verdict = _printable(report.problem) or f"good ({report.seconds:.1f} s)"
-        typer.echo(f"{len(reports)}/{len(rows)} {_printable(report.name)}: {verdict}", err=True)
+        verdict = _line(report.problem) or f"good ({report.seconds:.1f} s)"
+        typer.echo(f"{len(reports)}/{len(rows)} {_line(report.name)}: {verdict}", err=True)
 
     try:
         await for_each(range(len(rows)), jobs, check)
@@ -241,6 +214,7 @@ def _find_problem(gold: list[float], empty: list[float], wrong: list[float], rea
 
 def _show(reports: list[RowReport]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     if len(reports) > _LONGEST_TABLE:
@@ -248,10 +222,10 @@ def _show(reports: list[RowReport]) -> None:
         typer.echo("The table leaves out the good rows.")
     table = Table("row", "gold", "empty", "wrong", "turns", "seconds", "verdict")
     for report in reports:
-        verdict = f"[red]{_escape(report.problem)}[/red]" if report.problem else "[green]good[/green]"
+        verdict = f"[red]{escape(_line(report.problem))}[/red]" if report.problem else "[green]good[/green]"
         kinds = (report.gold, report.empty, report.wrong)
         table.add_row(
-            _escape(report.name),
+            escape(_line(report.name)),
             *(" ".join(f"{reward:g}" for reward in rewards) or "-" for rewards in kinds),
             str(report.turns),
             f"{report.seconds:.1f}",
@@ -260,88 +234,8 @@ def _show(reports: list[RowReport]) -> None:
     Console().print(table)
 
 
-def _escape(text: str) -> str:
-    """Return a row's text without mark-up or control characters."""
-    from rich.markup import escape
+def _line(text: str) -> str:
+    """Return a row's text in one line, without control characters: rows are not trusted."""
+    from prorl_gym.cli.service_client.service_connection import printable
 
-    return escape(_printable(text))
-
-
-def _printable(text: str) -> str:
-    """Return a row's text without control characters: rows are not trusted."""
-    return "".join(character for character in text if character.isprintable())
-
-
-def init(
-    name: Annotated[str, typer.Argument(help="Name of the environment and its package, for example my_env.")],
-    directory: Annotated[
-        Path | None, typer.Option(help="Directory of the project; ./NAME by default. It must not exist.")
-    ] = None,
-) -> None:
-    """Create a new environment: an installable package with rows, grader, NeMo Gym files and tests to fill in."""
-    project = scaffold_environment(name, directory or Path(name))
-    typer.echo(f"{project} is made. Next:")
-    typer.echo(f"  cd {project} && pip install -e . && pytest")
-    typer.echo(f"  prorl-gym validate {name} {name}/gym_root/environments/{name}/data/example.jsonl")
-
-
-def scaffold_environment(name: str, directory: Path) -> Path:
-    """Write the project of a new environment, a package with rows, NeMo Gym files and tests; return its directory.
-
-    Raises ``ConfigError`` if the name is taken or invalid, the directory exists or cannot be written.
-    """
-    from prorl_gym.environments import registry
-
-    _check_name(name, registry.names())
-    if directory.exists() or directory.is_symlink():
-        raise ConfigError(f"{directory}: exists already.", "Give another place with --directory, or move it away.")
-    draft = directory.with_name(f".{directory.name}.part")
-    try:
-        _write_files(name, draft)
-        _write_rows(name, draft)
-        draft.rename(directory)
-    except OSError as error:
-        raise ConfigError(f"{directory}: cannot be written ({error.strerror}).", "Check the path.") from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return directory
-
-
-def _check_name(name: str, taken: Collection[str]) -> None:
-    if not re.fullmatch(r"[a-z](_?[a-z0-9]+)*", name) or len(name) > _LONGEST or keyword.iskeyword(name):
-        fix = f"Use lower-case letters, digits and single underscores, at most {_LONGEST}, for example my_env."
-        raise ConfigError(f"'{name[:80]}' cannot be the name of an environment and its package.", fix)
-    if name in taken:
-        raise ConfigError(f"There is an environment '{name}' already.", "Choose another name.")
-    if name in ("test", "tests") or find_spec(name) is not None:
-        raise ConfigError(f"A Python package '{name}' is installed here.", f"Choose another, for example {name}_env.")
-
-
-def _write_files(name: str, project: Path) -> None:
-    stem = name.removesuffix("_env").removesuffix("_environment") or name
-    class_name = "".join(part.capitalize() for part in stem.split("_")) + "Environment"
-    for source, target in _FILES.items():
-        text = (_TEMPLATE / source).read_text(encoding="utf-8")
-        path = project / target.replace("my_env", name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = text.replace("MyEnvironment", class_name).replace("my_env", name)
-        path.write_text(text.replace("my-env", name.replace("_", "-")), encoding="utf-8")
-
-
-def _write_rows(name: str, project: Path) -> None:
-    """Run the new package's ``rows`` module: example rows hold the prompt and the tools of the environment."""
-    examples = project / name / "gym_root" / "environments" / name / "data"
-    examples.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", f"{name}.rows"],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        timeout=_ROWS_SECONDS,
-        check=False,
-    )
-    for leftover in project.rglob("__pycache__"):
-        shutil.rmtree(leftover)
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise ConfigError(f"{name}: the new package cannot write its rows: {last[0]}.", "Report this: it is a defect.")
+    return " ".join(printable(text).split())

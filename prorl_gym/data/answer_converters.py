@@ -13,8 +13,16 @@ from random import Random
 from string import ascii_uppercase
 from typing import Any, Literal, cast
 
-from prorl_gym.data.converters import LEFT_OUT, METADATA, Converter, UnusableRowError, has_fields, question_of_prompt
+from prorl_gym.data.converters import (
+    METADATA,
+    Converter,
+    UnusableRowError,
+    has_fields,
+    question_of_prompt,
+    without_requests,
+)
 from prorl_gym.environments.answers import tex
+from prorl_gym.environments.answers.environment import asked_forms
 from prorl_gym.environments.answers.tex import NoAnswerError, last_boxed
 from prorl_gym.environments.math import answer_text
 from prorl_gym.environments.math.answer_forms import WordAnswer
@@ -52,7 +60,7 @@ _PLACEHOLDER = re.compile(
     r"|above|below|left|to|the|reader))*+)\W*+",
     re.IGNORECASE,
 )
-"""What stands in columns in place of an answer that nobody gave."""
+"""Placeholders for an answer that nobody gave."""
 
 NO_ANSWER = "a placeholder in place of an answer"
 _UNREADABLE = "the answer cannot be read"
@@ -65,8 +73,6 @@ _FORM_REQUESTS = (
     'Let\'s think step by step and output the final answer after "####".',
 )
 """Of DAPO-Math-17k, and of verl's script for GSM8K: our own prompt asks for a box."""
-
-_OTHER_FORM = re.compile(r"[^\n#]####(?!#)|</?(?i:answer)>|[\"'`\u201c\u2018*]Answer:|\bAnswer:\s*+\\?[$<\[{]")
 
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _SPLIT_DECIMAL = re.compile(r"(?<=\d)\s+\.\s+(?=\d)")
@@ -126,18 +132,14 @@ def _verl(row: Mapping[str, Any]) -> Mapping[str, Any]:
         raise UnusableRowError("no answer")
     if isinstance(extra, dict) and any(map(cast(Row, extra).get, ("tools_kwargs", "interaction_kwargs"))):
         raise UnusableRowError("a row with tools of its own")
-    question = question_of_prompt(_decoded(row["prompt"]))
-    requests = [request for request in _FORM_REQUESTS if request in question]
-    for request in requests:
-        question = question.replace(request, "").strip()
-    made = _row(question, _answers(_decoded(cast(Row, model).get("ground_truth"))), row)
-    return {**made, LEFT_OUT: ["a request for another form of the answer"]} if requests else made
+    question, taken_out = without_requests(question_of_prompt(_decoded(row["prompt"])), _FORM_REQUESTS)
+    return {**_row(question, _answers(_decoded(cast(Row, model).get("ground_truth"))), row), **taken_out}
 
 
 def _row(question: Any, answers: list[str], row: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(question, str) or not question.strip():
         raise UnusableRowError("no problem")
-    if _OTHER_FORM.search(question):
+    if asked_forms(question):
         raise UnusableRowError("the question asks for another form of the answer than a box")
     if not answers:
         raise UnusableRowError("no answer")

@@ -18,7 +18,14 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, cast
 
-from prorl_gym.data.converters import METADATA, Converter, UnusableRowError, has_fields, question_of_prompt
+from prorl_gym.data.converters import (
+    METADATA,
+    Converter,
+    UnusableRowError,
+    has_fields,
+    question_of_prompt,
+    without_requests,
+)
 from prorl_gym.environments.code.code_row import CodeRow, pack_tests
 from prorl_gym.environments.swe.swe_row import Source, parse_swe_row
 from prorl_gym.errors import TaskError
@@ -46,15 +53,13 @@ _FORM_REQUESTS = (
 def _eurus(row: Mapping[str, Any]) -> dict[str, Any]:
     if row.get("ability", "code") != "code":
         raise UnusableRowError("not a coding task")
-    question = question_of_prompt(row["prompt"])
-    for request in _FORM_REQUESTS:
-        question = question.removesuffix(request)
+    question, taken_out = without_requests(question_of_prompt(row["prompt"]), _FORM_REQUESTS)
     truth = _json(row["reward_model"]["ground_truth"])
     extra: Mapping[str, Any] = row.get("extra_info") or {}
     index = extra.get("index")
     name = f"{row.get('data_source', 'eurus')}-{index}" if index is not None else ""
     cases = list(zip(truth["inputs"], truth["outputs"], strict=True))
-    return _row(name, question, cases, truth.get("fn_name"))
+    return {**_row(name, question, cases, truth.get("fn_name")), **taken_out}
 
 
 def _deepcoder(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,9 @@ LEFT_OUT = "left_out"
 """Key of a converted row for what the converter took out of its question; ``convert_rows`` counts and removes it."""
 
 
+_FORM_REQUEST = "a request for another form of the answer"
+
+
 class UnusableRowError(Exception):
     """A row of a data set makes no row of ours.
 
@@ -76,7 +79,7 @@ class Converter:
         try:
             made = self.read({name: row[name] for name in self.fields if name in row})
             if self.row_model is not None:
-                self.row_model.model_validate(made)
+                self.row_model.model_validate({name: value for name, value in made.items() if name != LEFT_OUT})
         except UnusableRowError as why:
             return str(why)
         except ValidationError:
@@ -103,6 +106,14 @@ def question_of_prompt(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     if any(others) or not all(isinstance(message["content"], str) for message in prompt):
         raise UnusableRowError("a message that is more than text")
     return "\n\n".join(filter(None, (message["content"].strip() for message in prompt)))
+
+
+def without_requests(question: str, requests: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
+    """Return a question without what a data set says about the form of the answer, and what to add to the row."""
+    plain = question
+    for request in requests:
+        plain = plain.replace(request, "")
+    return (question, {}) if plain == question else (plain.strip(), {LEFT_OUT: [_FORM_REQUEST]})
 
 
 def has_fields(*names: str) -> Callable[[Mapping[str, Any]], bool]:

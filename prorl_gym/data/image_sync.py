@@ -1,16 +1,16 @@
 """The images that a data set needs: their names, an estimate of their size, and fetching them to this node."""
 
-import asyncio
 import os
 import re
 import string
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from prorl_gym.concurrency import for_each
 from prorl_gym.environments.swe.swe_row import IMAGE_NAMES, MissingKeyError, Row, image_reference, read_key
 from prorl_gym.errors import ConfigError, RolloutError, SandboxError
 from prorl_gym.sandbox.images.registry.client import RegistryImage
@@ -25,7 +25,6 @@ _RESERVED_FRACTION = 0.05
 """Share of a file system that is left free."""
 
 ImageTemplate = Callable[[Row], str]
-Item = TypeVar("Item")
 _ROW = TypeAdapter(dict[str, Any])
 
 
@@ -169,19 +168,3 @@ async def sync_images(
 
     await for_each(images, jobs, fetch)
     return outcome
-
-
-async def for_each(items: Sequence[Item], jobs: int, work: Callable[[Item], Awaitable[None]]) -> None:
-    """Work on ``jobs`` items at a time, begun in their order. The first exception stops all work and is raised."""
-    waiting = iter(items)
-
-    async def worker() -> None:
-        for item in waiting:
-            await work(item)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(jobs, len(items))):
-                group.create_task(worker())
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None

@@ -18,8 +18,8 @@ from prorl_gym.errors import EngineError, GraderError, LimitReached
 from prorl_gym.inference.protocol import Conversation, GenerationRequest
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.rollout_session import SamplingPool
-from prorl_gym.inference.toolcalls.turn_parsing import open_thinking, split_thinking
 from prorl_gym.records import Message
+from prorl_gym.thoughts import open_thinking, split_thinking
 
 _MAX_QUESTION = 8000
 MAX_ANSWER = 2000

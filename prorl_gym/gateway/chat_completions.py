@@ -30,7 +30,7 @@ from prorl_gym.gateway.history import (
 from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, make_call, reject_unsupported
 from prorl_gym.gateway.turn_stream import Piece
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
-from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
+from prorl_gym.thoughts import split_thinking
 
 HISTORY_KEY = "messages"
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.inference.tokens.prompt_builder import TokenFields
-from prorl_gym.inference.toolcalls.turn_parsing import THINK_CLOSE, THINK_OPEN
 from prorl_gym.records import Message, ToolCall
+from prorl_gym.thoughts import THINK_CLOSE, THINK_OPEN
 
 Item = Mapping[str, Any]
 

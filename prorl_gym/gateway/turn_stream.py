@@ -6,7 +6,8 @@ from typing import Literal
 
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.tokenizer import IncrementalDecoder
-from prorl_gym.inference.toolcalls.turn_parsing import BEGUN_THINKING, THINK_CLOSE, THINK_OPEN, length_before_tag
+from prorl_gym.inference.toolcalls.turn_parsing import length_before_tag
+from prorl_gym.thoughts import BEGUN_THINKING, THINK_CLOSE, THINK_OPEN
 
 PieceKind = Literal["thinking", "text"]
 

@@ -22,8 +22,8 @@ from prorl_gym.agents.protocol import Artifacts, Episode
 from prorl_gym.agents.tools.agent_sandbox import agent_action
 from prorl_gym.errors import FailureKind, SandboxError, TaskError
 from prorl_gym.harness.rollout_gateway import MODEL, RolloutGateway
-from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
 from prorl_gym.sandbox.protocol import ExecResult, Sandbox
+from prorl_gym.thoughts import split_thinking
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prorl_gym.records import SUMMARY_CONTINUATION, Generation, Message, Rollout
+from prorl_gym.thoughts import split_thinking
 from prorl_gym.trainers.gym_result import assistant_items, observation_item
 from prorl_gym.trainers.sampled_turns import count_prompt_messages, message_segments, segment_turns
 
@@ -128,8 +129,7 @@ def _turns(rollout: Rollout, task_id: str, rollout_id: str) -> Iterator[dict[str
         if message.role != "assistant" or place < first:
             question += _items(rollout, place, message)
             continue
-        is_opened = message.content.startswith("<think>")
-        thoughts, _, text = message.content.partition("</think>") if is_opened else ("", "", message.content)
+        thoughts, text = split_thinking(message.content)
         said = message.model_copy(update={"content": text.strip()})
         number += 1
         yield {
@@ -140,7 +140,7 @@ def _turns(rollout: Rollout, task_id: str, rollout_id: str) -> Iterator[dict[str
             "timestamp": rollout.accepted_at,
             "question": question,
             "answer": _items(rollout, place, said) if said.content or said.tool_calls else [],
-            "reasoning_content": thoughts.removeprefix("<think>").strip() or None,
+            "reasoning_content": thoughts or None,
             "resolved": rollout.reward >= 1 if place == last and rollout.reward is not None else None,
             "step_count": steps,
             "model_calls": next(sampled, list[dict[str, Any]]()),

@@ -104,6 +104,7 @@ def test_training_form_may_be_json_in_text():
         ({"prompt": 'End with a line "Answer: 3". 1+2?'}, "another form of the answer"),
         ({"prompt": "1+2? Your last line has the form Answer: $Answer."}, "another form of the answer"),
         ({"prompt": "1+2? Write the result after ####"}, "another form of the answer"),
+        ({"prompt": "1+2? End with **Answer:** and the result"}, "another form of the answer"),
         ({"prompt": "1+2? Reply with <answer>result</answer>"}, "another form of the answer"),
     ],
 )

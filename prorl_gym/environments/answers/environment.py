@@ -36,16 +36,24 @@ CPU_SECONDS = 5.0
 """CPU time for one comparison; an ordinary one takes milliseconds."""
 
 _PLACEHOLDER = r"(?:\$\\?\{?(?:answer|ans|letter|number|result)\b|[<\[{][a-z]|\.{3}|…|(?-i:\(?X\b))"
-_QUOTE = "[\"'`\u201c\u2018]"
+_QUOTE = "[\"'`*\u201c\u2018]"
 _FORMS = {
     form: re.compile(pattern, re.IGNORECASE)
     for form, pattern in {
-        "Answer: {}": rf"{_QUOTE}\s?(?:final\s)?answer\s?:|\banswer(?:\s?:|\sis:?)\s?{_PLACEHOLDER}",
-        "#### {}": rf"(?:{_QUOTE}|\b(?:after|with|by|form|format)\s)\s?####(?!#)|####\s?{_PLACEHOLDER}",
-        "<answer>{}</answer>": "<answer>",
+        "Answer: {}": (
+            rf"{_QUOTE}\s?(?:final\s)?answer\s?:|\banswer(?:\s?:|\sis:?)\s?{_PLACEHOLDER}"
+            r"|\b(?-i:Answer):\s*+\\?[$<\[{]"
+        ),
+        "#### {}": (rf"[^\n#]####(?!#)|\b(?:after|with|by|form|format)\s\s?####(?!#)|####\s?{_PLACEHOLDER}"),
+        "<answer>{}</answer>": "</?answer>",
     }.items()
 }
-"""Forms of an answer by the words with which published prompts ask for them."""
+"""Forms of an answer, of which ours is a box, by the words with which published prompts ask for them."""
+
+
+def asked_forms(question: str) -> list[str]:
+    """Return the forms other than a box, with ``{}`` for the answer, that a question asks for."""
+    return [form for form, pattern in _FORMS.items() if pattern.search(question)]
 
 
 class BoxedAnswerEnvironment(SimpleEnvironment[Row]):
@@ -89,7 +97,7 @@ class BoxedAnswerEnvironment(SimpleEnvironment[Row]):
         asked = "\n".join(message.content for message in self.messages(task) if message.content != self.prompt)
         gold = self.gold_answer(task)
         gold = f"\\boxed{{{gold}}}" if "\\boxed" in asked else gold
-        for form in (form for form, pattern in _FORMS.items() if pattern.search(asked)):
+        for form in asked_forms(asked):
             answered = Artifacts(answer=form.format(gold))
             score = await self.evaluate(task, answered, leases, resolve_settings(self.settings))
             if score.reward != 1.0:

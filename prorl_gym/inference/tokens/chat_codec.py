@@ -21,15 +21,9 @@ from prorl_gym.inference.tokens.history_equality import read_arguments
 from prorl_gym.inference.tokens.token_stream import common_length
 from prorl_gym.inference.tokens.tokenizer import ControlTokenEscaper, Tokenizer
 from prorl_gym.inference.toolcalls.formats import ToolFormat, known_parsers
-from prorl_gym.inference.toolcalls.turn_parsing import (
-    THINK_CLOSE,
-    THINK_OPEN,
-    ToolParser,
-    Tools,
-    parse_turn,
-    thinking_end,
-)
+from prorl_gym.inference.toolcalls.turn_parsing import ToolParser, Tools, parse_turn
 from prorl_gym.records import Message
+from prorl_gym.thoughts import THINK_CLOSE, THINK_OPEN, thinking_end
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from math import isfinite
 from typing import Any, cast
 
 from prorl_gym.inference.strict_json import as_mapping, is_too_deep, refuse_constant
-from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
 from prorl_gym.records import Message, ToolCall
+from prorl_gym.thoughts import split_thinking
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 

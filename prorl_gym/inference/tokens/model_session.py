@@ -12,9 +12,10 @@ from prorl_gym.inference.tokens.rollout_session import RolloutIdentity, RolloutS
 from prorl_gym.inference.tokens.transcript import Transcript
 from prorl_gym.inference.tokens.turn import MAX_SEGMENTS_TOKENS, sample_turn
 from prorl_gym.inference.tokens.turn_log import TurnLog
-from prorl_gym.inference.toolcalls.turn_parsing import ParsedCall, ParsedText, open_thinking, parse_turn
+from prorl_gym.inference.toolcalls.turn_parsing import ParsedCall, ParsedText, parse_turn
 from prorl_gym.records import Message, Segment, ToolCall
 from prorl_gym.settings import ResolvedSettings
+from prorl_gym.thoughts import open_thinking
 
 
 @dataclass(slots=True)

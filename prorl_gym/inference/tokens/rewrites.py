@@ -15,8 +15,8 @@ from prorl_gym.inference.strict_json import as_mapping
 from prorl_gym.inference.tokens.chat_codec import Tools
 from prorl_gym.inference.tokens.history_equality import HistoryDigests, ThinkingChain, read_arguments, thinking_chain
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
-from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
 from prorl_gym.records import Message, ToolCall
+from prorl_gym.thoughts import split_thinking
 
 _MAX_RECENT = 8
 """Histories kept: those of agents that call in turns."""

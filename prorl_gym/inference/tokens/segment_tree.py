@@ -24,9 +24,9 @@ from prorl_gym.inference.tokens.rewrites import ReadHistory, name_differences
 from prorl_gym.inference.tokens.segment_cache import KnownTurn
 from prorl_gym.inference.tokens.token_stream import TokenStream, common_length
 from prorl_gym.inference.tokens.transcript import TurnPrompt, new_stream
-from prorl_gym.inference.toolcalls.turn_parsing import split_thinking
 from prorl_gym.records import BranchCause, Message, Segment, ToolCall
 from prorl_gym.settings import ResolvedSettings
+from prorl_gym.thoughts import split_thinking
 
 _MIN_QUOTE = 16
 """Characters of a sampled text from which on finding it in a new conversation shows where that came from."""

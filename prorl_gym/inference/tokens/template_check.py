@@ -12,8 +12,8 @@ from typing import Any
 from prorl_gym.inference.tokens.chat_codec import SAMPLE_NAME, SAMPLE_TOOL, ChatCodec, Tools
 from prorl_gym.inference.tokens.tokenizer import ControlTokenEscaper, load_tokenizer
 from prorl_gym.inference.toolcalls.formats import ToolFormat
-from prorl_gym.inference.toolcalls.turn_parsing import THINK_CLOSE, THINK_OPEN
 from prorl_gym.records import Message, ToolCall
+from prorl_gym.thoughts import THINK_CLOSE, THINK_OPEN
 
 _TOOLS: Tools = [SAMPLE_TOOL]
 _SYSTEM = Message(role="system", content="You add numbers.")

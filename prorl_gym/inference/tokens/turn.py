@@ -13,9 +13,10 @@ from uuid import uuid4
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.protocol import ContextExceeded, GenerationResult, TextTurn
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools
-from prorl_gym.inference.toolcalls.turn_parsing import open_thinking, parse_turn, split_thinking
+from prorl_gym.inference.toolcalls.turn_parsing import parse_turn
 from prorl_gym.records import Message, ToolCall
 from prorl_gym.routed_experts import Call
+from prorl_gym.thoughts import open_thinking, split_thinking
 
 MAX_ABORTS = 8
 """Aborts by the engines that one turn survives."""

@@ -5,13 +5,11 @@ for the model, and the work is linear in the text. Calls inside thoughts are tex
 whether a tool of that name exists.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-BEGUN_THINKING = re.compile(rf"\s*{THINK_OPEN}")
+from prorl_gym.thoughts import thinking_end
 
 Tools = Sequence[Mapping[str, Any]]
 """Function schemas, as ``ToolSpec.as_function`` gives them. They come from environments and are trusted."""
@@ -64,32 +62,6 @@ def parse_turn(parser: ToolParser, text: str, tools: Tools) -> ParsedText:
     # Templates put the blanks after the thoughts back the way they were.
     blanks = text[end : len(text) - len(text[end:].lstrip())]
     return replace(said, text=(text[:end] + blanks + said.text).strip()) if end else said
-
-
-def thinking_end(text: str) -> int:
-    """Return where the thoughts at the beginning of a turn end: 0 without any, its length if they are not closed.
-
-    Tags anywhere else are text. ``TurnStream`` finds the same end, piece by piece.
-    """
-    end = 0
-    while (begun := BEGUN_THINKING.match(text, end)) is not None:
-        closed = text.find(THINK_CLOSE, begun.end())
-        if closed < 0:
-            return len(text)
-        end = closed + len(THINK_CLOSE)
-    return end
-
-
-def split_thinking(text: str) -> tuple[str, str]:
-    """Split a turn into its thoughts, without the tags around them, and the text after them."""
-    end = thinking_end(text)
-    return text[:end].strip().removeprefix(THINK_OPEN).removesuffix(THINK_CLOSE).strip(), text[end:]
-
-
-def open_thinking(text: str) -> str:
-    """Return the text of a server's turn, with the opening tag that only the prompt had, if a closing one shows it."""
-    before, closed, _ = text.partition(THINK_CLOSE)
-    return f"{THINK_OPEN}\n{text}" if closed and THINK_OPEN not in before else text
 
 
 def length_before_tag(text: str, start: int, tag: str) -> int:

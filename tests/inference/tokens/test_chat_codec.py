@@ -53,11 +53,11 @@ def test_appending_gives_what_a_whole_rendering_gives(name):
 @pytest.mark.parametrize("thoughts", ["", "Is <think> a tag?", "One.</think>\n<think>Two."])
 def test_tags_of_thoughts_that_a_turn_quotes_are_text(name, thoughts):
     """Templates cut a turn at any of them."""
-    told = "Thoughts end at </think>, not at <think>."
-    turn = Message(role="assistant", content=f"<think>\n{thoughts}\n</think>\n\n{told}" if thoughts else told)
+    answer = "Thoughts end at </think>, not at <think>."
+    turn = Message(role="assistant", content=f"<think>\n{thoughts}\n</think>\n\n{answer}" if thoughts else answer)
     shown = codec(name).decode(codec(name).encode_prompt([TASK, turn], ()))
     assert thoughts in shown
-    assert told in shown
+    assert answer in shown
 
 
 def control_tokens(name, ids):

@@ -19,11 +19,11 @@ from prorl_gym.environments import registry
 from prorl_gym.environments.judge import Judge
 from prorl_gym.environments.protocol import Environment
 from prorl_gym.errors import Cause, FailureKind, NotFoundError, RolloutError, SandboxError, TaskError
-from prorl_gym.inference.toolcalls.turn_parsing import open_thinking, split_thinking
 from prorl_gym.records import Score
 from prorl_gym.rollout.scheduling.sandbox_leases import SandboxLeases
 from prorl_gym.sandbox.protocol import Sandbox, SandboxBackend, SandboxSpec
 from prorl_gym.settings import ResolvedSettings, RolloutSettings, resolve_settings
+from prorl_gym.thoughts import open_thinking, split_thinking
 from prorl_gym.trainers.gym_request import row_settings, row_task
 from prorl_gym.trainers.responses_items import declared_tools
 

@@ -6,16 +6,16 @@ A turn begins with the tag of its thoughts whether its prompt ended in that or t
 import re
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-BEGUN_THINKING = re.compile(rf"\s*{THINK_OPEN}")
+_BEGUN = re.compile(rf"\s*{THINK_OPEN}")
 
 
 def thinking_end(text: str) -> int:
     """Return where the thoughts at the beginning of a turn end: 0 without any, its length if they are not closed.
 
-    Tags anywhere else are text. ``TurnStream`` finds the same end, piece by piece.
+    Tags anywhere else are text.
     """
     end = 0
-    while (begun := BEGUN_THINKING.match(text, end)) is not None:
+    while (begun := _BEGUN.match(text, end)) is not None:
         closed = text.find(THINK_CLOSE, begun.end())
         if closed < 0:
             return len(text)

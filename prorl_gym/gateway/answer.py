@@ -8,19 +8,15 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from prorl_gym.gateway.model_call import ModelCall
-from prorl_gym.gateway.turn_stream import Piece
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt
 from prorl_gym.inference.tokens.turn import ParsedTurn, SampledTurn
 from prorl_gym.routed_experts import to_nemo_rl
 
-KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
-"""A comment, which readers of events ignore."""
-
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """The part of an answer that is known before anything is sampled. A stream begins with it."""
+    """The part of an answer that is known before it is sampled. Its events begin with it."""
 
     id: str = field(default_factory=lambda: uuid4().hex)
     """Id of the answer; its items derive theirs from it."""
@@ -84,19 +80,16 @@ def token_fields(turn: CompletedTurn) -> dict[str, Any]:
 class EventWriter(Protocol):
     """Writes one answer as events. Joined by the rules of its wire, they are the answer that is not streamed."""
 
-    keep_alive: bytes
-    """Sent while nothing else is."""
-
     def begin(self) -> bytes:
-        """Return the events before anything is sampled."""
+        """Return the events before the answer is there."""
         ...
 
-    def write_piece(self, piece: Piece) -> bytes:
-        """Return the events of a piece of thoughts or text. All thoughts come before all text."""
+    def keep_alive(self) -> bytes:
+        """Return an event that changes nothing: some programs take a stream without events for a broken one."""
         ...
 
     def end(self, answer: Mapping[str, Any]) -> bytes:
-        """Return the events after all pieces; ``answer``: as the wire's ``write_answer`` gives it."""
+        """Return the events of the answer; ``answer``: as the wire's ``write_answer`` gives it."""
         ...
 
     def fail(self, message: str) -> bytes:

@@ -5,7 +5,6 @@ from typing import Any
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.gateway.answer import (
-    KEEP_ALIVE_COMMENT,
     AnswerFormat,
     AnswerHead,
     CompletedTurn,
@@ -28,7 +27,6 @@ from prorl_gym.gateway.history import (
     wrap_thinking,
 )
 from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, make_call, reject_unsupported
-from prorl_gym.gateway.turn_stream import Piece
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
 from prorl_gym.thoughts import split_thinking
 
@@ -102,8 +100,6 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
 class ChatEvents:
     """Implements ``EventWriter``: chunks, and ``[DONE]``. The call may ask for the usage in a chunk of its own."""
 
-    keep_alive = KEEP_ALIVE_COMMENT
-
     def __init__(self, head: AnswerHead, form: AnswerFormat, body: Mapping[str, Any]) -> None:
         self._head = _answer_head(head, form) | {"object": "chat.completion.chunk"}
         options = as_item(body.get("stream_options")) or {}
@@ -112,13 +108,15 @@ class ChatEvents:
     def begin(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def write_piece(self, piece: Piece) -> bytes:
-        return self._chunk({"reasoning_content" if piece.kind == "thinking" else "content": piece.text})
+    def keep_alive(self) -> bytes:
+        return self._chunk({})
 
     def end(self, answer: Mapping[str, Any]) -> bytes:
         (choice,) = answer["choices"]
-        calls = [{"index": place, **call} for place, call in enumerate(choice["message"].get("tool_calls", ()))]
-        events = self._chunk({"tool_calls": calls}) if calls else b""
+        message = choice["message"]
+        calls = [{"index": place, **call} for place, call in enumerate(message.get("tool_calls", ()))]
+        parts = {key: message.get(key) for key in ("reasoning_content", "content")} | {"tool_calls": calls}
+        events = b"".join(self._chunk({key: part}) for key, part in parts.items() if part)
         usage = {"usage": answer["usage"]}
         events += self._chunk({}, choice["finish_reason"], {} if self._has_usage_chunk else usage)
         if self._has_usage_chunk:

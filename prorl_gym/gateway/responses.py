@@ -6,7 +6,6 @@ from typing import Any
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.gateway.answer import (
-    KEEP_ALIVE_COMMENT,
     AnswerFormat,
     AnswerHead,
     CompletedTurn,
@@ -25,7 +24,6 @@ from prorl_gym.gateway.history import (
     wrap_thinking,
 )
 from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, make_call, reject_unsupported, unsupported
-from prorl_gym.gateway.turn_stream import Piece, PieceKind
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry, TokenFields
 from prorl_gym.records import Message
 
@@ -39,8 +37,11 @@ TEXT_FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 """Types of items that a text model can read, and their fields of text."""
 
-_TEXT_EVENTS: Mapping[PieceKind, str] = {"thinking": "reasoning_summary_text", "text": "output_text"}
-_PART_EVENTS: Mapping[PieceKind, str] = {"thinking": "reasoning_summary_part", "text": "content_part"}
+_TEXT_EVENTS = {
+    "reasoning": ("summary", "reasoning_summary_part", "reasoning_summary_text"),
+    "message": ("content", "content_part", "output_text"),
+}
+"""By the type of an item: the list of its one part, and the names of the events of that part and of its text."""
 
 
 def normalize_body(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,10 +94,12 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
     """Return a turn as a response to a call with these parameters, whose tools the answer repeats."""
     output = list[dict[str, Any]]()
     if form.with_reasoning and turn.parsed.thinking:
-        output.append(_piece_item(turn.head, "thinking", turn.parsed.thinking)[0])
+        summary = {"type": "summary_text", "text": turn.parsed.thinking}
+        output.append({"type": "reasoning", "id": f"rs-{turn.head.id}", "summary": [summary]})
     text = form.text_of(turn.parsed)
     if text or not (turn.parsed.calls or output):
-        output.append(_piece_item(turn.head, "text", text)[0])
+        item = {"type": "message", "id": f"msg-{turn.head.id}", "role": "assistant", "status": "completed"}
+        output.append(item | {"content": [{"type": "output_text", "text": text, "annotations": list[Any]()}]})
     for call in turn.parsed.calls:
         item = {"type": "function_call", "id": f"fc-{call.id}", "call_id": call.id}
         output.append(item | {"name": call.name, "arguments": call.arguments})
@@ -125,74 +128,41 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
 class ResponseEvents:
     """Implements ``EventWriter``: a response of items, each added, extended and done."""
 
-    keep_alive = KEEP_ALIVE_COMMENT
-
     def __init__(self, head: AnswerHead, form: AnswerFormat, body: Mapping[str, Any]) -> None:
-        self._head = head
         self._response = _answer_head(head, form) | {"output": list[Any]()}
         self._sequence_number = -1
-        self._index = 0
-        """Position in the output of the item that is written."""
-        self._open: PieceKind | None = None
-        self._text = ""
-        """Text of the open item."""
 
     def begin(self) -> bytes:
-        response = self._response | {"status": "in_progress"}
-        return self._event("created", response=response) + self._event("in_progress", response=response)
+        return self._event("created", response=self._response | {"status": "in_progress"}) + self.keep_alive()
 
-    def write_piece(self, piece: Piece) -> bytes:
-        events = b""
-        if self._open != piece.kind:
-            events = self._finish_item() + self._begin_item(piece.kind)
-        self._text += piece.text
-        return events + self._event(f"{_TEXT_EVENTS[piece.kind]}.delta", **self._place(piece.kind), delta=piece.text)
+    def keep_alive(self) -> bytes:
+        return self._event("in_progress", response=self._response | {"status": "in_progress"})
 
     def end(self, answer: Mapping[str, Any]) -> bytes:
-        events = self._finish_item()
-        for item in answer["output"][self._index :]:
-            if item["type"] != "function_call":
-                events += self._begin_item("text") + self._finish_item()
-                continue
-            place = {"item_id": item["id"], "output_index": self._index}
-            events += self._item_event("added", item | {"arguments": ""})
-            events += self._event("function_call_arguments.delta", **place, delta=item["arguments"])
-            events += self._event("function_call_arguments.done", **place, arguments=item["arguments"])
-            events += self._item_event("done", item)
-            self._index += 1
+        events = b"".join(self._write_item(index, item) for index, item in enumerate(answer["output"]))
         return events + self._event(answer["status"], response=answer)
 
     def fail(self, message: str) -> bytes:
         error = {"code": "server_error", "message": message}
         return self._event("failed", response=self._response | {"status": "failed", "error": error})
 
-    def _begin_item(self, kind: PieceKind) -> bytes:
-        self._open, self._text = kind, ""
-        item, part = _piece_item(self._head, kind, "")
-        item |= {"summary": list[Any]()} if kind == "thinking" else {"content": list[Any](), "status": "in_progress"}
-        return self._item_event("added", item) + self._event(
-            f"{_PART_EVENTS[kind]}.added", **self._place(kind), part=part
-        )
-
-    def _finish_item(self) -> bytes:
-        """Return the events that end the item which pieces extended, if there is one."""
-        kind = self._open
-        if kind is None:
-            return b""
-        place, (item, part) = self._place(kind), _piece_item(self._head, kind, self._text)
-        events = self._event(f"{_TEXT_EVENTS[kind]}.done", **place, text=self._text)
-        events += self._event(f"{_PART_EVENTS[kind]}.done", **place, part=part)
-        events += self._item_event("done", item)
-        self._open = None
-        self._index += 1
-        return events
-
-    def _place(self, kind: PieceKind) -> dict[str, Any]:
-        part = "summary_index" if kind == "thinking" else "content_index"
-        return {"item_id": _item_id(self._head, kind), "output_index": self._index, part: 0}
-
-    def _item_event(self, name: str, item: Mapping[str, Any]) -> bytes:
-        return self._event(f"output_item.{name}", output_index=self._index, item=item)
+    def _write_item(self, index: int, item: Mapping[str, Any]) -> bytes:
+        place = {"item_id": item["id"], "output_index": index}
+        if item["type"] == "function_call":
+            events = self._event("output_item.added", output_index=index, item={**item, "arguments": ""})
+            events += self._event("function_call_arguments.delta", **place, delta=item["arguments"])
+            events += self._event("function_call_arguments.done", **place, arguments=item["arguments"])
+        else:
+            key, part_event, text_event = _TEXT_EVENTS[item["type"]]
+            (part,) = item[key]
+            begun = {**item, key: list[Any]()} | ({"status": "in_progress"} if "status" in item else {})
+            place |= {"summary_index" if key == "summary" else "content_index": 0}
+            events = self._event("output_item.added", output_index=index, item=begun)
+            events += self._event(f"{part_event}.added", **place, part=part | {"text": ""})
+            events += self._event(f"{text_event}.delta", **place, delta=part["text"])
+            events += self._event(f"{text_event}.done", **place, text=part["text"])
+            events += self._event(f"{part_event}.done", **place, part=part)
+        return events + self._event("output_item.done", output_index=index, item=item)
 
     def _event(self, name: str, **fields: Any) -> bytes:
         self._sequence_number += 1
@@ -202,20 +172,6 @@ class ResponseEvents:
 
 def _answer_head(head: AnswerHead, form: AnswerFormat) -> dict[str, Any]:
     return {"id": f"resp-{head.id}", "object": "response", "created_at": head.created, "model": form.model}
-
-
-def _item_id(head: AnswerHead, kind: PieceKind) -> str:
-    return f"{'rs' if kind == 'thinking' else 'msg'}-{head.id}"
-
-
-def _piece_item(head: AnswerHead, kind: PieceKind, text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the item of the thoughts or of the text of an answer, and its one part."""
-    if kind == "thinking":
-        part: dict[str, Any] = {"type": "summary_text", "text": text}
-        return {"type": "reasoning", "id": _item_id(head, kind), "summary": [part]}, part
-    part = {"type": "output_text", "text": text, "annotations": list[Any]()}
-    item = {"type": "message", "id": _item_id(head, kind), "role": "assistant", "status": "completed"}
-    return item | {"content": [part]}, part
 
 
 def _normalize_item(given: object, where: str) -> object:

@@ -34,6 +34,7 @@ LAYER = "/.prorl/agent"
 MODEL_PORT = 18080
 """Port of the gateway, on 127.0.0.1 inside: the same in every rollout, unless the task's own setup has taken it."""
 
+_PLACES = {"home": HOME, "layer": LAYER}
 _OUTPUT = f"{HOME}/.agent.log"
 _MAX_LOG = 16 << 10
 """Bytes kept of what the program printed: the end."""
@@ -65,14 +66,17 @@ class CommandAgent:
             what = "The environment lends no sandbox to an agent program."
             raise TaskError(FailureKind.BAD_ROW, what, "Leave the setting 'agent' empty, or set Episode.sandbox.")
         async with agent_action(task.sandbox) as sandbox:
+            passed_over: tuple[type[Exception], ...] = (SandboxError,)  # of a program that was stopped
             try:
                 await self._run_in(sandbox, task, artifacts)
+                passed_over = ()
             finally:
                 artifacts.messages[:], artifacts.prompt_messages = self._gateway.conversation()
                 sampled = artifacts.messages[artifacts.prompt_messages :]
                 said = [one.content for one in sampled if one.role == "assistant" and one.content.strip()]
                 artifacts.answer = split_thinking(said[-1])[1] if said else None
-                await self._collect(sandbox, artifacts)
+                with suppress(*passed_over):
+                    await self._collect(sandbox, artifacts)
             self._require_calls(artifacts)
 
     async def _run_in(self, sandbox: Sandbox, task: Episode, artifacts: Artifacts) -> None:
@@ -87,8 +91,7 @@ class CommandAgent:
             "url": f"http://127.0.0.1:{listener.getsockname()[1]}",
             "token": self._gateway.token,
             "model": MODEL,
-            "home": HOME,
-            "layer": LAYER,
+            **_PLACES,
         }
         start = 'exec "$@" > "$0" 2>&1'
         shell = ["bash", "-c", f"{task.setup}\n{start}"] if task.setup else ["sh", "-c", start]
@@ -124,16 +127,29 @@ class CommandAgent:
             await asyncio.wait({program, stopped})
 
     async def _collect(self, sandbox: Sandbox, artifacts: Artifacts) -> None:
-        """Read log and answer file. A sandbox that is gone or does not answer only costs these."""
-        with suppress(SandboxError, TimeoutError):
+        """Read log and answer file. Raises ``SandboxError``: the sandbox is gone, or does not answer."""
+        try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 printed = (await sandbox.exec(["tail", "-c", str(_MAX_LOG), _OUTPUT], timeout=_CLOSE_SECONDS)).stdout
                 artifacts.log = f"{printed[-_MAX_LOG:].decode('utf-8', 'replace')}\n{artifacts.log}".strip()
                 if self._command.answer_file:
-                    with suppress(OSError):  # it wrote none
-                        data = await sandbox.read_file(self._command.answer_file, limit=_MAX_ANSWER)
-                        text = _value_at(data.decode("utf-8", "replace"), self._command.answer_key)
-                        artifacts.answer = text or artifacts.answer
+                    await self._read_answer(sandbox, artifacts, _fill(self._command.answer_file, _PLACES))
+        except TimeoutError:
+            what = f"The agent's sandbox did not answer within {_CLOSE_SECONDS:g} s of the program's end."
+            raise SandboxError(FailureKind.SANDBOX_LOST, what) from None
+
+    async def _read_answer(self, sandbox: Sandbox, artifacts: Artifacts, path: str) -> None:
+        """Take the answer out of the program's file; without one the last text stays it, and the log says so."""
+        try:
+            data = await sandbox.read_file(path, limit=_MAX_ANSWER)
+        except OSError as error:
+            text, why = "", error.strerror
+        else:
+            text, why = _value_at(data.decode("utf-8", "replace"), self._command.answer_key), "it holds no answer"
+        if text:
+            artifacts.answer = text
+        else:
+            artifacts.log += f"\n[The answer is the last text, and not of {path}: {why}.]"
 
     def _require_calls(self, artifacts: Artifacts) -> None:
         """Raise if the model was never called: the policy has done nothing that a reward could measure."""

@@ -13,7 +13,6 @@ from prorl_gym.errors import ConfigError
 from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn, encode_event, error_body
 from prorl_gym.gateway.history import Item, as_item, as_list, read_role, wrap_thinking
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
-from prorl_gym.gateway.turn_stream import Piece, PieceKind
 from prorl_gym.harness.body_reader import ReadBody
 from prorl_gym.harness.wires import Wire, lenient_call, readable_text
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
@@ -21,11 +20,6 @@ from prorl_gym.records import Message, ToolCall
 
 _PART_OF_TEXT = "\n"
 """Between the parts of a system or user message: programs send notes and tasks as parts of one message."""
-
-_EMPTY_BLOCKS: Mapping[PieceKind, Mapping[str, str]] = {
-    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
-    "text": {"type": "text", "text": ""},
-}
 
 _NO_USAGE = {"input_tokens": 0, "output_tokens": 0}
 
@@ -94,54 +88,33 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
 class MessageEvents:
     """Implements ``EventWriter``: a message of content blocks, each begun, extended and stopped."""
 
-    keep_alive = encode_event({"type": "ping"}, "ping")
-
     def __init__(self, head: AnswerHead, form: AnswerFormat, body: Mapping[str, Any]) -> None:
         self._message = _answer_head(head, form)
-        self._index = 0
-        self._open: str | None = None
-        """Type of the block that was started and not stopped."""
 
     def begin(self) -> bytes:
         # The usage comes at the end: the length of the prompt is not known yet.
         empty = {"content": list[Any](), "stop_reason": None, "stop_sequence": None, "usage": _NO_USAGE}
         return _event("message_start", message=self._message | empty)
 
-    def write_piece(self, piece: Piece) -> bytes:
-        events = b""
-        if self._open != piece.kind:
-            events = self._stop_block() + self._start_block(_EMPTY_BLOCKS[piece.kind])
-        return events + self._delta(type=f"{piece.kind}_delta", **{piece.kind: piece.text})
+    def keep_alive(self) -> bytes:
+        return _event("ping")
 
     def end(self, answer: Mapping[str, Any]) -> bytes:
-        events = self._stop_block()
-        for block in answer["content"][self._index :]:
-            if block["type"] == "tool_use":
-                events += self._start_block({**block, "input": {}})
-                events += self._delta(type="input_json_delta", partial_json=json.dumps(block["input"]))
+        events = b""
+        for index, block in enumerate(answer["content"]):
+            kind = block["type"]
+            if kind == "tool_use":
+                begun, delta = {"input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
             else:
-                events += self._start_block(block)
-            events += self._stop_block()
+                begun, delta = {kind: ""}, {"type": f"{kind}_delta", kind: block[kind]}
+            events += _event("content_block_start", index=index, content_block={**block, **begun})
+            events += _event("content_block_delta", index=index, delta=delta)
+            events += _event("content_block_stop", index=index)
         delta = {key: answer[key] for key in ("stop_reason", "stop_sequence")}
         return events + _event("message_delta", delta=delta, usage=answer["usage"]) + _event("message_stop")
 
     def fail(self, message: str) -> bytes:
         return encode_event(error_body(message), "error")
-
-    def _start_block(self, block: Mapping[str, Any]) -> bytes:
-        self._open = block["type"]
-        return _event("content_block_start", index=self._index, content_block=block)
-
-    def _delta(self, **delta: Any) -> bytes:
-        return _event("content_block_delta", index=self._index, delta=delta)
-
-    def _stop_block(self) -> bytes:
-        if self._open is None:
-            return b""
-        events = _event("content_block_stop", index=self._index)
-        self._open = None
-        self._index += 1
-        return events
 
 
 def _event(kind: str, **fields: Any) -> bytes:

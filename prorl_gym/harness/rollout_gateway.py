@@ -22,11 +22,9 @@ from aiohttp import web
 from prorl_gym.errors import ConfigError, EngineError, FailureKind, LimitReached, RolloutError, TaskError
 from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn, error_body
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
-from prorl_gym.gateway.turn_stream import Piece, TurnStream
 from prorl_gym.harness.body_reader import BodyReader, ReadBody
 from prorl_gym.harness.messages import MESSAGES
 from prorl_gym.harness.wires import CHAT, RESPONSES, Wire, kind_of, lineage_of
-from prorl_gym.inference.balance.members import ChangeSignal
 from prorl_gym.inference.tokens.chat_codec import ChatCodec, encode_off_loop
 from prorl_gym.inference.tokens.harness_call import HarnessCall
 from prorl_gym.inference.tokens.harness_session import HarnessSession
@@ -67,31 +65,14 @@ _RETRY_HEADERS = {"Retry-After": "1", "x-should-retry": "true"}
 
 @dataclass(slots=True, eq=False)
 class SharedCall:
-    """One call, and its answer as far as it is sampled."""
+    """One call, and its answer once it is sampled."""
 
     head: AnswerHead = field(default_factory=AnswerHead)
-    pieces: list[Piece] = field(default_factory=list[Piece])
-    changes: ChangeSignal = field(default_factory=ChangeSignal)
-    """Notified when there are new pieces, and at the end."""
     is_delivered: bool = False
     """A request has received the whole answer."""
     waiting: int = 0
     """Requests that wait for it."""
     task: "asyncio.Task[CompletedTurn]" = field(init=False)
-
-    def add_pieces(self, pieces: list[Piece]) -> None:
-        if pieces:
-            self.pieces += pieces
-            self.changes.notify_all()
-
-    async def wait_for_pieces(self, known: int, seconds: float) -> bool:
-        """Wait until there are more than ``known`` pieces, or the call is over; ``False`` after a timeout."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self.changes.wait_for(lambda: len(self.pieces) > known or self.task.done())
-        except TimeoutError:
-            return False
-        return True
 
 
 class SharedCalls:
@@ -100,10 +81,12 @@ class SharedCalls:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._calls: dict[bytes, SharedCall] = {}
+        self._tasks: set[asyncio.Task[CompletedTurn]] = set()
+        """All that are not over, those among them that were stopped and keep their tokens yet."""
 
     @property
     def running(self) -> int:
-        return sum(not call.task.done() for call in self._calls.values())
+        return len(self._tasks)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._calls
@@ -117,7 +100,8 @@ class SharedCalls:
         if call is None:
             call = self._calls[key] = SharedCall()
             call.task = asyncio.get_running_loop().create_task(make(call), context=self._context)
-            call.task.add_done_callback(lambda _: call.changes.notify_all())
+            self._tasks.add(call.task)
+            call.task.add_done_callback(self._tasks.discard)
         call.waiting += 1
         try:
             yield call
@@ -126,11 +110,8 @@ class SharedCalls:
             await self._leave(key, call)
 
     async def close(self) -> None:
-        tasks = [call.task for call in self._calls.values()]
         self._calls.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._stop(*self._tasks)
 
     async def _leave(self, key: bytes, call: SharedCall) -> None:
         """Forget a call that is delivered or has failed, and stop one that no request waits for."""
@@ -139,12 +120,18 @@ class SharedCalls:
             self._forget(key, call)
         elif not call.waiting and not task.done():
             self._forget(key, call)
-            task.cancel()
-            await asyncio.wait({task})  # until its tokens are kept
+            await self._stop(task)
         elif task.done():
             undelivered = [key for key, one in self._calls.items() if one.task.done() and not one.waiting]
             for old in undelivered[:-MAX_UNDELIVERED]:
                 del self._calls[old]
+
+    async def _stop(self, *tasks: "asyncio.Task[CompletedTurn]") -> None:
+        """Stop calls, and wait until their tokens are kept: a second cancel would end that wait of theirs."""
+        for task in tasks:
+            if not task.cancelling():
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _forget(self, key: bytes, call: SharedCall) -> None:
         if self._calls.get(key) is call:
@@ -170,10 +157,12 @@ class RolloutGateway:
         )
         self._bodies = BodyReader()
         self._calls = SharedCalls(copy_context())
-        self._failure: RolloutError | None = None
-        """Failure of the last call, if it was our fault."""
+        self._unanswered: dict[bytes, RolloutError] = {}
+        """Calls that failed by our fault and were not answered since, by the digest of their bodies."""
+        self._abandoned: set[bytes] = set()
+        """Calls that the program gave up, or left open at its end, and that were not answered since."""
         self._failures = 0
-        """In a row."""
+        """Calls in a row that failed by our fault."""
         self._stop_reason: asyncio.Future[Exception] | None = None
 
     @asynccontextmanager
@@ -181,8 +170,8 @@ class RolloutGateway:
         """Serve what connects to a listening socket, which it owns, for the block; cut all connections at its end.
 
         Calls are made in the context of the caller, so that they charge its deadline. Raises ``RolloutError`` at the
-        end of a block that ended well if the program's last call failed by our fault: what the program did after that
-        is no measurement of the policy.
+        end of a block that ended well if a call of the program failed by our fault, or an engine hung until the program
+        gave it up, and it was not answered when it was made again: whatever the program did then measures no policy.
         """
         loop = asyncio.get_running_loop()
         self._calls = SharedCalls(copy_context())
@@ -205,8 +194,10 @@ class RolloutGateway:
             server.close()
             await self._calls.close()
             await runner.cleanup()
-        if self._failure is not None:
-            raise self._failure
+        for failure in self._unanswered.values():
+            raise failure
+        if self._abandoned and (hung := await self._session.failure_at_deadline()) is not None:
+            raise hung
 
     async def wait_stopped(self) -> Exception:
         """Wait until no call is answered any more, and return why: ``LimitReached`` or ``RolloutError``."""
@@ -258,15 +249,14 @@ class RolloutGateway:
 
     async def _answer(self, wire: Wire, request: web.Request) -> web.StreamResponse:
         body, asked = await self._read(wire, request)
-        is_streamed = body.fields.get("stream") is True
         assert self._stop_reason is not None
         if self._stop_reason.done():
             raise self._stop_reason.result()
         if body.digest not in self._calls and self._calls.running >= MAX_CALLS:
             return _error(503, f"more than {MAX_CALLS} calls at the same time.\nWait for an answer.")
-        make = partial(self._make_call, asked, request.headers, is_streamed)
+        make = partial(self._make_call, body.digest, asked, request.headers)
         async with self._calls.join(body.digest, make) as call:
-            if is_streamed:
+            if body.fields.get("stream") is True:
                 return await self._stream(wire, body.fields, call, request)
             await asyncio.wait({call.task})
             answer = wire.write_answer(self._finished_turn(call), body.fields, self._form)
@@ -297,9 +287,8 @@ class RolloutGateway:
     # --- one call -----------------------------------------------------------------------------------------------
 
     async def _make_call(
-        self, call: ModelCall, headers: Mapping[str, str], is_streamed: bool, shared: SharedCall
+        self, digest: bytes, call: ModelCall, headers: Mapping[str, str], shared: SharedCall
     ) -> CompletedTurn:
-        stream = TurnStream(self._codec, may_call_tools=call.may_call_tools)
         asked = HarnessCall(
             call.entries,
             call.tools,
@@ -310,11 +299,10 @@ class RolloutGateway:
             kind=kind_of(call.entries, has_tools=bool(call.tools)),
         )
         try:
-            turn = await self._session.answer(
-                asked, (lambda prompt, ids: shared.add_pieces(stream.add(prompt, ids))) if is_streamed else None
-            )
-            done = CompletedTurn(call, turn.prompt, turn.sampled, turn.parsed, shared.head)
-            shared.add_pieces(stream.finish(turn.parsed.thinking, self._form.text_of(turn.parsed)))
+            turn = await self._session.answer(asked)
+        except asyncio.CancelledError:  # the program has given up, or ended
+            self._abandoned.add(digest)
+            raise
         except (LimitReached, TaskError) as reason:
             self._stop(reason)
             raise
@@ -324,12 +312,15 @@ class RolloutGateway:
                 log.error("the gateway of a rollout failed", exc_info=error)
                 failure = RolloutError(FailureKind.INTERNAL, f"the gateway failed ({type(error).__name__}).")
             log.warning("a call of an agent program failed: %s", failure)
-            self._failure, self._failures = failure, self._failures + 1
+            self._unanswered[digest] = failure
+            self._failures += 1
             if self._failures >= MAX_FAILURES:
                 self._stop(failure)
             raise failure from None
-        self._failure, self._failures = None, 0
-        return done
+        self._unanswered.pop(digest, None)
+        self._abandoned.discard(digest)
+        self._failures = 0
+        return CompletedTurn(call, turn.prompt, turn.sampled, turn.parsed, shared.head)
 
     def _stop(self, reason: Exception) -> None:
         if self._stop_reason is not None and not self._stop_reason.done():
@@ -344,26 +335,27 @@ class RolloutGateway:
     async def _stream(
         self, wire: Wire, body: Mapping[str, Any], call: SharedCall, request: web.Request
     ) -> web.StreamResponse:
-        """Send the answer as events, each as soon as it is certain."""
-        writer, sent = wire.open_events(call.head, self._form, body), 0
-        has_news = await call.wait_for_pieces(sent, KEEP_ALIVE_SECONDS)
+        """Send the answer as events: all of it once it is there and checked, and before that what keeps a stream alive.
+
+        Of an answer that fails the program gets no part, and of one that is sampled again no other beginning.
+        """
+        writer = wire.open_events(call.head, self._form, body)
+        await asyncio.wait({call.task}, timeout=KEEP_ALIVE_SECONDS)
         if call.task.done():
             self._finished_turn(call)  # before anything is sent, a failure has a status of its own
         response = _EventResponse(headers=_STREAM_HEADERS)
         await response.prepare(request)
         events = writer.begin()
         while not call.task.done():
-            events += b"".join(map(writer.write_piece, call.pieces[sent:])) if has_news else writer.keep_alive
-            sent = len(call.pieces)
-            await response.write(events)
-            has_news, events = await call.wait_for_pieces(sent, KEEP_ALIVE_SECONDS), b""
+            await response.write(events + writer.keep_alive())
+            events = b""
+            await asyncio.wait({call.task}, timeout=KEEP_ALIVE_SECONDS)
         try:
             answer = wire.write_answer(self._finished_turn(call), body, self._form)
         except (LimitReached, RolloutError) as error:
             await response.write(writer.fail(redact(str(error))))
             response.force_close()
             return response
-        events += b"".join(map(writer.write_piece, call.pieces[sent:]))
         await response.write_eof(events + writer.end(answer))
         call.is_delivered = True
         return response

@@ -1,6 +1,6 @@
 """Protocols and errors of inference engines, which turn token ids into token ids and log-probs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -47,9 +47,6 @@ class GenerationRequest:
     prompt_ids_json: bytes | None = None
     """``prompt_ids`` as JSON text without blanks and brackets (``5,6,7``), from a caller that appends to it: it saves
     writing them all in every turn. See ``encode_prompt_ids``."""
-    on_tokens: "Callable[[Sequence[int]], None] | None" = None
-    """Called with new sampled ids as they come, in order, by engines that can stream; others call it never. All that
-    were reported are at the beginning of the result: a stream that breaks gives a result that is an abort."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,9 +105,10 @@ async def test_conversation_answer_and_log_are_kept_whatever_the_exit_code():
 async def test_an_answer_file_goes_before_the_last_text(file: str | None, keys: tuple[str, ...], answer: str):
     bench = Bench()
     if file is not None:
-        bench.box.files["/answer"] = file.encode()
-    await bench.run(CommandConfig(argv=("agent",), answer_file="/answer", answer_key=keys))
+        bench.box.files[f"{HOME}/answer"] = file.encode()
+    await bench.run(CommandConfig(argv=("agent",), answer_file="$home/answer", answer_key=keys))
     assert bench.artifacts.answer == answer
+    assert (f"not of {HOME}/answer" in bench.artifacts.log) is (answer == "2")
 
 
 @pytest.mark.parametrize(
@@ -184,9 +185,20 @@ async def test_another_port_is_taken_where_the_usual_one_is_in_use(monkeypatch: 
     assert asked == [18080, 0]
 
 
-async def test_a_lost_sandbox_passes_through():
+@pytest.mark.parametrize("when", ["before it runs", "while it runs", "after its end"])
+async def test_a_lost_sandbox_is_no_measurement(when: str, monkeypatch: pytest.MonkeyPatch):
     bench = Bench()
-    bench.box.mark_lost()
+    execute = bench.box.exec
+
+    async def lose(argv: Sequence[str], **options: Any) -> ExecResult:
+        if when == "while it runs" or argv[0] == "tail":
+            bench.box.mark_lost()
+        return await execute(argv, **options)
+
+    monkeypatch.setattr(bench.box, "exec", lose)
+    if when == "before it runs":
+        bench.box.mark_lost()
     with pytest.raises(RolloutError) as caught:
         await bench.run(CommandConfig(argv=("agent",)))
     assert caught.value.kind is FailureKind.SANDBOX_LOST
+    assert bench.artifacts.messages == list(SAID)

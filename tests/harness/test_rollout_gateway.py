@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 import aiohttp
@@ -90,33 +90,6 @@ def without_ids(value: Any, names: tuple[str, ...]) -> Any:
     if isinstance(value, dict):
         return {key: without_ids(inner, names) for key, inner in value.items() if key not in names}
     return [without_ids(inner, names) for inner in value] if isinstance(value, list) else value
-
-
-@EVERY_WIRE
-async def test_tokens_are_sent_as_they_come(path: str):
-    reply = said("One two three four five six seven eight.", hold=asyncio.Event())
-    async with served(reply) as one:
-        async with one.post(path, BODIES[path] | {"stream": True}) as answer:
-            seen = b""
-            while b"One two" not in b"".join(text_deltas(seen)):
-                seen += await answer.content.readany()
-            assert b"eight" not in seen
-            reply.hold.set()
-            seen += await answer.read()
-        assert b"".join(text_deltas(seen)).endswith(b"eight.")
-
-
-def text_deltas(stream: bytes) -> list[bytes]:
-    whole = stream[: stream.rfind(b"\n\n") + 2]
-    texts = []
-    for _, data in parse(whole):
-        if data == "[DONE]" or "delta" not in str(data):
-            continue
-        choices = data.get("choices") or [{}]
-        delta = data.get("delta") or choices[0].get("delta") or {}
-        text = delta if isinstance(delta, str) else delta.get("content") or delta.get("text") or ""
-        texts.append(text.encode())
-    return texts
 
 
 @EVERY_WIRE
@@ -283,20 +256,50 @@ async def test_a_failure_of_ours_is_a_503_and_the_program_may_go_on(path: str, i
 
 
 @EVERY_WIRE
-async def test_a_failure_in_the_middle_of_a_stream_is_told_in_it(path: str):
-    began = Reply(said("I begin to look.", end=False).token_ids, "abort")
+async def test_of_an_answer_that_fails_no_part_is_sent(path: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rollout_gateway, "KEEP_ALIVE_SECONDS", 0.01)
+    reply = Reply(said("I begin to look.", end=False).token_ids, "abort", hold=asyncio.Event())
     with pytest.raises(EngineError):
-        async with served(began, engine_error()) as one:
-            stream = await one.stream(path)
-            assert "refused" in json.dumps(parse(stream)[-1][1])
-            assert b"".join(text_deltas(stream)).startswith(b"I begin")
+        async with served(reply, engine_error()) as one, one.post(path, BODIES[path] | {"stream": True}) as answer:
+            seen = await answer.content.readany()
+            reply.hold.set()
+            *_, (_, last) = parse(stream := seen + await answer.read())
+            assert "refused" in json.dumps(last)
+            assert b"begin" not in stream
 
 
-async def test_a_program_that_ends_on_a_failure_of_ours_is_no_measurement():
+async def test_a_program_that_goes_on_without_an_answer_is_no_measurement():
     with pytest.raises(EngineError, match="refused"):
-        async with served(said("Hi."), engine_error()) as one:
+        async with served(said("Hi."), engine_error(), said("A title.")) as one:
             await one.call(CHAT)
-            await one.call(CHAT)
+            assert (await one.call(CHAT, user="the task"))[0] == 503
+            assert (await one.call(CHAT, user="a title"))[0] == 200
+
+
+async def test_a_call_that_is_answered_when_it_is_made_again_is_a_measurement():
+    async with served(engine_error(), said("A title."), said("Hi.")) as one:
+        assert (await one.call(CHAT))[0] == 503
+        assert (await one.call(CHAT, user="a title"))[0] == 200
+        assert (await one.call(CHAT))[0] == 200
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+@pytest.mark.parametrize("is_made_again", [True, False])
+async def test_a_program_that_gives_up_a_call_is_a_measurement_unless_the_engine_hung(hangs: bool, is_made_again: bool):
+    expected = pytest.raises(EngineError, match="no answer") if hangs and not is_made_again else nullcontext()
+    with expected:
+        script = [said("Hi."), *([] if hangs else [held()]), said("Hi.")]
+        async with served(*script) as one:
+            await one.call(CHAT, user="first")
+            one.play.engine.is_hanging = hangs
+            call = asyncio.create_task(one.call(CHAT))
+            await until(lambda: len(one.play.engine.requests) == 2)
+            call.cancel()
+            await asyncio.wait({call})
+            await until(lambda: one.play.pool.find_call(one.play.engine.requests[1].request_id) is None)
+            if is_made_again:
+                one.play.engine.is_hanging = False
+                assert (await one.call(CHAT))[0] == 200
 
 
 async def test_failures_in_a_row_stop_the_rollout():
@@ -336,14 +339,18 @@ async def test_calls_end_with_the_block():
     assert one.play.engine.in_flight == 0
 
 
-async def test_a_quiet_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rollout_gateway, "KEEP_ALIVE_SECONDS", 0.05)
-    reply = Reply(said("Hi.").token_ids[:1], hold=asyncio.Event())
-    async with served(reply) as one, one.post("/v1/messages", BODIES["/v1/messages"] | {"stream": True}) as answer:
+@EVERY_WIRE
+async def test_a_quiet_stream_is_kept_alive(path: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rollout_gateway, "KEEP_ALIVE_SECONDS", 0.01)
+    reply = held()
+    async with served(reply) as one, one.post(path, BODIES[path] | {"stream": True}) as answer:
         seen = b""
-        while seen.count(b"event: ping") < 2:
+        while seen.count(b"data: ") < 5:
             seen += await answer.content.readany()
-        assert seen.startswith(b"event: message_start")
+        assert b"still" not in seen
+        reply.hold.set()
+        joined = JOINS[path](seen + await answer.read())
+        assert "still" in json.dumps(joined)
 
 
 async def test_side_calls_and_sub_agents_are_told_apart():

@@ -73,11 +73,11 @@ class Play:
             thinking=thinking,
         )
 
-    async def ask(self, *messages, tools=ALL_TOOLS, on_tokens=None, agent="", parent="", **options):
+    async def ask(self, *messages, tools=ALL_TOOLS, agent="", parent="", **options):
         """Make one call; return the turn."""
         entries = [HistoryEntry(message) for message in messages]
         call = HarnessCall(entries, tools, lineage=Lineage(agent, parent), **options)
-        return await self.session.answer(call, on_tokens and (lambda _, ids: on_tokens(ids)))
+        return await self.session.answer(call)
 
     @property
     def segments(self):

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from prorl_gym.inference.balance.engine_pool import EnginePool
@@ -59,10 +59,11 @@ def call(ids: Sequence[int], **changes: Any) -> GenerationRequest:
 
 
 async def begin(engine: Any, asked: GenerationRequest) -> asyncio.Task[Any]:
-    """Start a call, and return its task when a token of it has come."""
-    has_sampled = asyncio.Event()
-    running = asyncio.create_task(engine.generate(replace(asked, on_tokens=lambda ids: has_sampled.set())))
-    await has_sampled.wait()
+    """Start a call, and return its task when the engine, which has no other, has sampled a token of it."""
+    before = await engine.read_load()
+    running = asyncio.create_task(engine.generate(asked))
+    while not running.done() and (await engine.read_load()).generated == before.generated:
+        pass
     return running
 
 

@@ -2,7 +2,7 @@
 
 A dialect is plain data in and out; ``HttpEngine`` makes the calls. What a server cannot do is refused by default, so
 that a dialect only implements what its server can. The parts that dialects share are here too: prompts as JSON,
-streams, model lists and error answers.
+model lists and error answers.
 """
 
 import json
@@ -41,8 +41,6 @@ from prorl_gym.records import EngineLoad
 
 MAX_METRICS_BYTES = 16 << 20
 """Longest metrics page in bytes: histograms of many engines behind one server."""
-
-END_OF_STREAM = b"[DONE]"
 
 _ECHO = b'"prompt_token_ids":['
 
@@ -138,8 +136,6 @@ class Dialect(ABC, Generic[OptionsT]):
     """Kind of server that should listen there, for messages: ``a vLLM server``."""
     fix: str
     """Advice for a server that breaks its contract."""
-    stream_type: "type[AnswerStream] | None" = None
-    """Joins the events of a streamed call; ``None``: no call is streamed."""
 
     def __init__(self, base_url: str, options: OptionsT) -> None:
         self.address = base_url.rstrip("/")
@@ -161,16 +157,6 @@ class Dialect(ABC, Generic[OptionsT]):
     def sample_request(self, request: GenerationRequest) -> HttpRequest:
         """Return the request of a call. Raises ``EngineError`` (``ENGINE_REFUSED``): not with this server."""
 
-    def may_stream(self, request: GenerationRequest) -> bool:
-        """Whether a call is streamed: servers' streams have no routed experts, or repeat all of them in every event."""
-        return (
-            self.stream_type is not None and request.on_tokens is not None and not self._options.record_routed_experts
-        )
-
-    def open_stream(self, request: GenerationRequest) -> "AnswerStream | None":
-        """Return what joins the events of a streamed call; ``None``: this call is not streamed."""
-        return None if self.stream_type is None else self.stream_type(self.validator, request)
-
     def read_sample(self, payload: bytes, request: GenerationRequest, answered: AnsweredCall) -> GenerationResult:
         """Read the answer of a call. Raises ``EngineError``: ``ENGINE_CONTRACT``, or what a status of 200 hides."""
         payload, echoed = strip_prompt_echo(payload, request)
@@ -179,7 +165,7 @@ class Dialect(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def read_answer(self, answer: JsonObject, request: GenerationRequest, answered: AnsweredCall) -> GenerationResult:
-        """Check an answer of status 200, parsed or joined from a stream. Raises as ``read_sample``."""
+        """Check an answer of status 200. Raises as ``read_sample``."""
 
     def make_result(
         self,
@@ -260,77 +246,6 @@ class Dialect(ABC, Generic[OptionsT]):
                 self.address, "takes messages, and this call has only token ids", "Set another 'engine'."
             )
         return request.conversation
-
-
-class AnswerStream(ABC):
-    """Joins the events of one answer, and reports new ids to ``GenerationRequest.on_tokens``.
-
-    The result is the answer that a call gets which is not streamed, so every check of an answer holds for both. What is
-    reported while the stream runs is checked before: ids of the vocabulary, each with its log-prob, no more of them
-    than were requested.
-    """
-
-    def __init__(self, validator: ResponseValidator, request: GenerationRequest) -> None:
-        self.is_prompt_checked = False
-        """An echo of the prompt came, and is what was sent."""
-        self.is_cut_short = False
-        """The answer ends with what came: as an abort, unless it had its finish reason."""
-        self.is_whole = False
-        """The finish reason and the usage came; set by ``_join``."""
-        self._validator = validator
-        self._request = request
-        self._ids: list[int] = []
-
-    @property
-    def has_tokens(self) -> bool:
-        return bool(self._ids)
-
-    def add_events(self, payloads: Sequence[bytes]) -> bool:
-        """Add the data of events, and report the ids that are new in them; return whether the answer is whole.
-
-        It is at ``[DONE]``, or with a finish reason and the usage; connections may stay open. Raises as
-        ``Dialect.read_sample``.
-        """
-        known = len(self._ids)
-        try:
-            for payload in payloads:
-                if payload == END_OF_STREAM:
-                    return True
-                self._add_event(payload)
-            return self.is_whole
-        finally:
-            if len(self._ids) > known and self._request.on_tokens is not None:
-                self._request.on_tokens(self._ids[known:])
-
-    @abstractmethod
-    def joined(self) -> JsonObject:
-        """Return the whole answer, as without streaming; an abort where the stream broke off before its end."""
-
-    @abstractmethod
-    def _join(self, event: JsonObject) -> list[int]:
-        """Add an event that is right as a whole; return the ids that are new in it, by ``_new_ids``."""
-
-    def _add_event(self, payload: bytes) -> None:
-        if not self.is_prompt_checked:
-            payload, self.is_prompt_checked = strip_prompt_echo(payload, self._request)
-        event = self._validator.parse_object(payload)
-        if event.get("error") is not None:
-            code, message = get_nested(event, "error", "code"), error_text(payload)
-            # SGLang streams its refusals without their status. After tokens nothing is a refusal.
-            status = code if type(code) is int else 400 if _CONTEXT_EXCEEDED.search(message) else 500
-            raise error_from_response(self._validator.address, HttpResponse(500 if self._ids else status, payload))
-        self._ids += self._join(event)
-
-    def _check_echo(self, echo: object, fix: str) -> None:
-        if not self.is_prompt_checked and echo is not None:
-            self._validator.check_prompt_echo(echo, self._request, fix)
-            self.is_prompt_checked = True
-
-    def _new_ids(self, value: object) -> list[int]:
-        ids = self._validator.check_ids(value, "an event's token ids")
-        if len(self._ids) + len(ids) > self._request.max_tokens:
-            raise self._validator.contract_error(f"sampled more than the {self._request.max_tokens} requested tokens")
-        return ids
 
 
 def encode_prompt_ids(request: GenerationRequest) -> bytes:

@@ -4,13 +4,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any
 from uuid import uuid4
 
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.engines.dialect import (
-    AnswerStream,
     Dialect,
     HttpEngineOptions,
     LogprobRule,
@@ -19,6 +19,7 @@ from prorl_gym.inference.engines.dialect import (
 from prorl_gym.inference.engines.http_exchange import EngineTransport, HttpRequest, HttpResponse
 from prorl_gym.inference.engines.response_validator import AnsweredCall, PrematureLengthStop
 from prorl_gym.inference.protocol import (
+    CallTimedOut,
     ContextExceeded,
     Conversation,
     EngineHealth,
@@ -70,9 +71,8 @@ class HttpEngine:
             self._logprob_rule.check(request, self.logprob_kind, self.url)
         self._last_sampling = (request.temperature, request.top_p, request.top_k, request.stop_token_ids)
         # A task of its own, so that ``cancel`` can close this connection while the caller waits for what is salvaged.
-        stream = self._dialect.open_stream(request) if self._dialect.may_stream(request) else None
         call = asyncio.create_task(
-            self._sample(request, self._options.request_seconds, stream), name=f"call {request.request_id}"
+            self._sample(request, self._options.request_seconds), name=f"call {request.request_id}"
         )
         self._calls[request.request_id] = call
         try:
@@ -82,12 +82,9 @@ class HttpEngine:
             if not call.done():
                 call.cancel()
                 await asyncio.wait({call})  # until the connection is closed
-        if not call.cancelled():
-            return call.result()
-        if stream is None or not stream.has_tokens:
+        if call.cancelled():
             return GenerationResult([], [], "abort", self.logprob_kind or "raw", self.name, [], 0.0)
-        stream.is_cut_short = True
-        return self._read_stream(stream, request, AnsweredCall(self.name, self.version, 0.0))
+        return call.result()
 
     async def cancel(self, request_id: str) -> None:
         """Stop one call. The server then returns what it has sampled; where it cannot, the connection is closed."""
@@ -154,20 +151,14 @@ class HttpEngine:
         """Close connections. Calls in flight end as unreachable."""
         await self._transport.close()
 
-    async def _sample(
-        self, request: GenerationRequest, seconds: float, stream: AnswerStream | None = None, *, trial: bool = False
-    ) -> GenerationResult:
+    async def _sample(self, request: GenerationRequest, seconds: float, *, trial: bool = False) -> GenerationResult:
         started, version = monotonic(), self.version
-        answer = await self._exchange(request, seconds, stream)
+        answer = await self._exchange(request, seconds)
         if answer.status != 200:
             raise error_from_response(self.url, answer)
         call = AnsweredCall(self.name, version, monotonic() - started, self._context_length, trial)
 
-        def read(call: AnsweredCall) -> GenerationResult:
-            if stream is None or not answer.is_stream:
-                return self._dialect.read_sample(answer.payload, request, call)
-            return self._read_stream(stream, request, call)
-
+        read = partial(self._dialect.read_sample, answer.payload, request)
         try:
             return read(call)
         except PrematureLengthStop:
@@ -176,24 +167,13 @@ class HttpEngine:
             await self.health()  # its context may be full: learn its length
             return read(replace(call, context_length=self._context_length))
 
-    def _read_stream(self, stream: AnswerStream, request: GenerationRequest, call: AnsweredCall) -> GenerationResult:
-        answered = replace(call, is_prompt_checked=stream.is_prompt_checked)
-        return self._dialect.read_answer(stream.joined(), request, answered)
-
-    async def _exchange(self, request: GenerationRequest, seconds: float, stream: AnswerStream | None) -> HttpResponse:
-        """Exchange; a stream that breaks after it had tokens ends as an abort: they may have been shown already."""
-        sent = self._dialect.sample_request(request)
+    async def _exchange(self, request: GenerationRequest, seconds: float) -> HttpResponse:
         try:
-            return await self._transport.exchange(sent, seconds, None if stream is None else stream.add_events)
-        except EngineError as error:
-            # Some servers answer nothing while they are paused.
-            is_paused = error.kind is FailureKind.ENGINE_TIMEOUT and await self._read_paused()
-            failure = EngineOverloaded(self.url, None, None) if is_paused else error
-            if stream is None or not stream.has_tokens:
-                raise failure from None
-            log.warning("engine %s: a stream broke; its tokens so far are kept: %s", self.name, failure.what)
-            stream.is_cut_short = True
-            return HttpResponse(200, b"", is_stream=True)
+            return await self._transport.exchange(self._dialect.sample_request(request), seconds)
+        except CallTimedOut:
+            if await self._read_paused():  # some servers answer nothing while they are paused
+                raise EngineOverloaded(self.url, None, None) from None
+            raise
 
     async def _read_paused(self) -> bool:
         request = self._dialect.paused_request() if self._reports_pause else None

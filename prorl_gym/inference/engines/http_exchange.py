@@ -9,8 +9,7 @@ import json
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,14 +21,9 @@ from prorl_gym.http_body import read_body
 from prorl_gym.inference.protocol import CallTimedOut
 
 SMALL_RESPONSE_BYTES = 1 << 20
-_EVENT_STREAM = "text/event-stream"
-_DATA = b"data:"
 _IDLE_SECONDS = 3.0
 """An idle connection is closed after that. Servers (uvicorn) close theirs after 5 s: a call sent at that moment
 is lost, and the engine counts as failed."""
-
-_END_SECONDS = 0.05
-"""Wait for the end of a stream's body after its last event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +56,6 @@ class HttpResponse:
     payload: bytes
     retry_after: float | None = None
     """Seconds, from the header."""
-    is_stream: bool = False
-    """The payload is empty: it came as events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +76,11 @@ class EngineTransport:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
-    async def exchange(
-        self, request: HttpRequest, seconds: float, on_events: Callable[[Sequence[bytes]], bool] | None = None
-    ) -> HttpResponse:
+    async def exchange(self, request: HttpRequest, seconds: float) -> HttpResponse:
         """Send one request and read the whole answer, whatever its status.
 
-        ``on_events`` is called with the data of each event, in order and as many at once as have come, where the answer
-        is a stream of events; it returns whether the answer is whole. Raises ``CallTimedOut``: there is no whole answer
-        within so many seconds; ``EngineError``: ``ENGINE_TIMEOUT`` (no connection), ``ENGINE_UNREACHABLE``, or
-        ``ENGINE_CONTRACT`` for what is no HTTP or is too large.
+        Raises ``CallTimedOut``: there is no whole answer within so many seconds; ``EngineError``: ``ENGINE_TIMEOUT``
+        (no connection), ``ENGINE_UNREACHABLE``, or ``ENGINE_CONTRACT`` for what is no HTTP or is too large.
         """
         try:
             body = request.encode_body()
@@ -103,16 +91,6 @@ class EngineTransport:
                     request.method, request.url, data=body, headers=headers, allow_redirects=False
                 ) as response,
             ):
-                if on_events is not None and response.status == 200 and response.content_type == _EVENT_STREAM:
-                    async for events in self._events(response, request.max_bytes):
-                        if on_events(events):
-                            # The body mostly ends with its last event; the connection is then free for another call.
-                            with suppress(TimeoutError, aiohttp.ClientError):
-                                async with asyncio.timeout(_END_SECONDS):
-                                    while await response.content.readany():
-                                        pass
-                            break
-                    return HttpResponse(response.status, b"", is_stream=True)
                 payload = await read_body(response, request.max_bytes)
                 if payload is None:
                     raise self._too_large_error(request.max_bytes)
@@ -136,17 +114,6 @@ class EngineTransport:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
-
-    async def _events(self, response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[Sequence[bytes]]:
-        """Yield the data of the events of a stream as they come, each one line in what engines send."""
-        rest, size = b"", 0
-        async for chunk in response.content.iter_any():
-            size += len(chunk)
-            if size > max_bytes:
-                raise self._too_large_error(max_bytes)
-            *lines, rest = (rest + chunk).split(b"\n")
-            if events := [line.removeprefix(_DATA).strip() for line in lines if line.startswith(_DATA)]:
-                yield events
 
     def _too_large_error(self, max_bytes: int) -> EngineError:
         what = f"the answer is larger than {max_bytes} bytes"

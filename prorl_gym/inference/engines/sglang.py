@@ -12,7 +12,6 @@ from uuid import uuid4
 
 from prorl_gym.inference.engines.dialect import (
     MAX_METRICS_BYTES,
-    AnswerStream,
     Dialect,
     HttpEngineOptions,
     encode_prompt_ids,
@@ -27,7 +26,6 @@ from prorl_gym.inference.engines.response_validator import (
     AnsweredCall,
     FinishReason,
     JsonObject,
-    ResponseValidator,
     check_cached_tokens,
 )
 from prorl_gym.inference.engines.vllm import max_response_bytes
@@ -47,9 +45,6 @@ _TOTALS = {
     "generated": "sglang:generation_tokens_total",
 }
 """Metrics by the field of ``EngineLoad``."""
-
-_STREAM_INTERVAL = 16
-"""Tokens between two events: by default each event repeats everything before it."""
 
 _FIRST_RANK = {"tp_rank": "0", "pp_rank": "0"}
 """All ranks of one replica may report the same figures; replicas (``dp_rank``) are summed."""
@@ -72,45 +67,9 @@ class SglangEngine(HttpEngine):
         super().__init__(name, SglangDialect(base_url, options), options, version=version)
 
 
-class SglangStream(AnswerStream):
-    """A stream of ``/generate``: each event has all ids so far, or, as the server was started, the new ones only."""
-
-    def __init__(self, validator: ResponseValidator, request: GenerationRequest) -> None:
-        super().__init__(validator, request)
-        self._logprobs: list[object] = []
-        self._last: dict[str, object] = {}
-
-    def joined(self) -> JsonObject:
-        meta = self._validator.require_object(self._last.get("meta_info"), "meta_info")
-        finish = meta.get("finish_reason")
-        if finish is None and (self._ids or self.is_cut_short):
-            finish = {"type": "abort"}
-        whole = {**meta, "finish_reason": finish, "output_token_logprobs": self._logprobs}
-        return self._last | {"output_ids": self._ids, "meta_info": whole}
-
-    def _join(self, event: JsonObject) -> list[int]:
-        checks = self._validator
-        meta = checks.require_object(event.get("meta_info"), "meta_info")
-        self._check_echo(event.get("prompt_token_ids", meta.get("prompt_token_ids")), _ECHO_FIX)
-        ids = checks.require_array(event.get("output_ids") or [], "output_ids")
-        logprobs = checks.require_array(meta.get("output_token_logprobs") or [], "output_token_logprobs")
-        if len(logprobs) != len(ids):
-            raise checks.contract_error(f"returned {len(logprobs)} log-probs for {len(ids)} tokens")
-        if len(ids) == meta.get("completion_tokens"):  # all so far
-            ids, logprobs = ids[len(self._ids) :], logprobs[len(self._ids) :]
-        values = [(*checks.require_array(entry, "an entry of output_token_logprobs"), None)[0] for entry in logprobs]
-        checks.check_logprobs(values, len(ids))
-        new = self._new_ids(ids)
-        self._last |= event
-        self._logprobs += logprobs
-        self.is_whole = meta.get("finish_reason") is not None  # the usage is in every event
-        return new
-
-
 class SglangDialect(Dialect[SglangOptions]):
     server_kind = "an SGLang server"
     fix = "Serve the model with SGLang 0.5.20 or newer, unmodified."
-    stream_type = SglangStream
 
     def sample_request(self, request: GenerationRequest) -> HttpRequest:
         # An id that is not as long as all others could abort them, too.
@@ -130,8 +89,6 @@ class SglangDialect(Dialect[SglangOptions]):
             sampling["top_k"] = request.top_k
         if request.seed is not None:
             sampling["sampling_seed"] = request.seed
-        if self.may_stream(request):
-            sampling["stream_interval"] = _STREAM_INTERVAL
         body: dict[str, Any] = {
             "rid": request.request_id,
             "sampling_params": sampling,
@@ -139,7 +96,7 @@ class SglangDialect(Dialect[SglangOptions]):
             "logprob_start_len": -1,  # the prompt's log-probs would cost the reuse of its prefix
             "top_logprobs_num": 0,
             "return_prompt_token_ids": True,
-            "stream": self.may_stream(request),
+            "stream": False,
         }
         if request.cache_salt is not None:
             body["extra_key"] = request.cache_salt  # the salt of its prefix cache, under its oldest name
@@ -147,14 +104,13 @@ class SglangDialect(Dialect[SglangOptions]):
             body["priority"] = request.priority
         if self._options.record_routed_experts:
             body["return_routed_experts"] = True
-        bound = max_response_bytes(request, routed_experts=self._options.record_routed_experts)
         return HttpRequest(
             "POST",
             f"{self._root}/generate",
             body,
             {"X-Session-ID": session_header_value(request.session_id)},
             ("input_ids", encode_prompt_ids(request)),
-            bound * (2 + request.max_tokens // _STREAM_INTERVAL) if self.may_stream(request) else bound,
+            max_response_bytes(request, routed_experts=self._options.record_routed_experts),
         )
 
     def read_answer(self, answer: JsonObject, request: GenerationRequest, answered: AnsweredCall) -> GenerationResult:

@@ -12,7 +12,6 @@ from uuid import uuid4
 
 from prorl_gym.inference.engines.dialect import (
     MAX_METRICS_BYTES,
-    AnswerStream,
     Dialect,
     HttpEngineOptions,
     call_headers,
@@ -27,7 +26,6 @@ from prorl_gym.inference.engines.response_validator import (
     AnsweredCall,
     FinishReason,
     JsonObject,
-    ResponseValidator,
     get_nested,
     read_cached_tokens,
 )
@@ -70,51 +68,9 @@ class VllmEngine(HttpEngine):
         super().__init__(name, VllmDialect(base_url, options), options, version=version)
 
 
-class VllmStream(AnswerStream):
-    """A stream of the completions route: each event has the new ids, and only the last one why sampling ended."""
-
-    def __init__(self, validator: ResponseValidator, request: GenerationRequest) -> None:
-        super().__init__(validator, request)
-        self._names: list[object] = []
-        self._logprobs: list[object] = []
-        self._choice: dict[str, object] = {}
-        self._answer: dict[str, object] = {}
-
-    def joined(self) -> JsonObject:
-        finish = self._choice.get("finish_reason")
-        if finish is None and (self._ids or self.is_cut_short):
-            finish = "abort"
-        logprobs = {"tokens": self._names, "token_logprobs": self._logprobs}
-        choice = self._choice | {"finish_reason": finish, "token_ids": self._ids, "logprobs": logprobs}
-        return self._answer | {"choices": [choice]}
-
-    def _join(self, event: JsonObject) -> list[int]:
-        checks = self._validator
-        if event.get("choices") == []:  # the usage, after all choices
-            self._answer |= event
-            self.is_whole = bool(self._choice)
-            return []
-        choice = checks.only_choice(event)
-        self._check_echo(choice.get("prompt_token_ids"), _ECHO_FIX)
-        ids = self._new_ids(choice.get("token_ids") or [])
-        values = get_nested(choice, "logprobs", "token_logprobs")
-        if ids and values is None:
-            raise checks.missing_logprobs_error()
-        names = checks.require_array(get_nested(choice, "logprobs", "tokens") or [], "tokens")
-        logprobs = checks.require_array(values or [], "token_logprobs")
-        checks.check_logprobs(logprobs, len(ids))
-        if choice.get("finish_reason") is not None:
-            self._answer |= {"model": event.get("model"), "usage": event.get("usage")}
-            self._choice, self.is_whole = dict(choice), event.get("usage") is not None
-        self._names += names
-        self._logprobs += logprobs
-        return ids
-
-
 class VllmDialect(Dialect[VllmOptions]):
     server_kind = "a vLLM server"
     fix = "Serve the model with vLLM 0.10.2 or newer, unmodified."
-    stream_type = VllmStream
 
     def sample_request(self, request: GenerationRequest) -> HttpRequest:
         body: dict[str, Any] = {
@@ -128,8 +84,6 @@ class VllmDialect(Dialect[VllmOptions]):
         }
         if self._options.priority_scheduling and request.priority:
             body["priority"] = -request.priority  # vLLM serves the lowest number first; any other server refuses it
-        if self.may_stream(request):
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
         return HttpRequest(
             "POST",
             f"{self.address}/completions",

@@ -137,12 +137,9 @@ class ChatCodec:
         count = len(ids)
         while count and ids[count - 1] in self.end_ids:
             count -= 1
-        return self.opened_thinking(prompt) + self.tokenizer.decode(ids[:count])
-
-    def opened_thinking(self, prompt: Sequence[int]) -> str:
-        """Return the tag of the thoughts that a prompt ends in; empty where it opened none."""
         end = self.decode(prompt[-16:])  # tokens enough for the tag spelled out, and the blanks after it
-        return f"{THINK_OPEN}\n" if end.rstrip().endswith(THINK_OPEN) else ""
+        opened = f"{THINK_OPEN}\n" if end.rstrip().endswith(THINK_OPEN) else ""
+        return opened + self.tokenizer.decode(ids[:count])
 
     @cached_property
     def generation_prompt(self) -> str:

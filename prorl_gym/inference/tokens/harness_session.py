@@ -1,7 +1,6 @@
 """The model, for one rollout whose agent is a harness: whole histories in, parsed turns out, every token recorded."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Unpack
 
@@ -11,7 +10,7 @@ from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.harness_call import HarnessCall, HarnessTurn
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, build_branch
 from prorl_gym.inference.tokens.rewrites import HistoryReader
-from prorl_gym.inference.tokens.rollout_session import OnTurnTokens, RolloutIdentity, RolloutSession, SamplingPool
+from prorl_gym.inference.tokens.rollout_session import RolloutIdentity, RolloutSession, SamplingPool
 from prorl_gym.inference.tokens.segment_tree import PlacedTurn, SegmentTree
 from prorl_gym.inference.tokens.turn import MAX_SEGMENTS_TOKENS, ParsedTurn, SampledTurn, read_turn, sample_turn
 from prorl_gym.records import Message, Segment, main_segment
@@ -31,15 +30,15 @@ class HarnessSession(RolloutSession):
         self.limit: Limit | None = None
         """The limit that the latest call met; ``None``: it was answered. A harness may have gone on with less."""
 
-    async def answer(self, call: HarnessCall, on_tokens: OnTurnTokens | None = None) -> HarnessTurn:
-        """Place a call in the tree of segments and sample its turn, whose ids go to ``on_tokens`` as they come.
+    async def answer(self, call: HarnessCall) -> HarnessTurn:
+        """Place a call in the tree of segments and sample its turn.
 
         Cancelling it stops the engine's call and keeps its tokens. Raises ``LimitReached``: turns or tokens;
         ``TaskError`` (``PROMPT_TOO_LONG``): the first prompt of the rollout does not fit; ``EngineError``: no engine
         could answer, or the template refuses the messages.
         """
         try:
-            turn = await self._answer(call, on_tokens)
+            turn = await self._answer(call)
         except LimitReached as reached:
             self.limit = reached.limit
             raise
@@ -55,7 +54,7 @@ class HarnessSession(RolloutSession):
         main = main_segment(self.segments(), self._settings.trained_segments)
         return ([], 0) if main is None else self._tree.conversation(main)
 
-    async def _answer(self, call: HarnessCall, on_tokens: OnTurnTokens | None) -> HarnessTurn:
+    async def _answer(self, call: HarnessCall) -> HarnessTurn:
         history = self._histories.read(call.entries, call.tools)
         base = self._tree.find_base(history)
         whole = Conversation(history.messages, call.tools)
@@ -69,7 +68,7 @@ class HarnessSession(RolloutSession):
         placed = self._tree.place(prompt, history, call)
         number, self._next_number = self._next_number, self._next_number + 1
         self._turn_count += 1
-        turn = _Turn(number, call, prompt, placed, on_tokens)
+        turn = _Turn(number, call, prompt, placed, SampledTurn(prompt_ids=prompt.ids))
         try:
             turn.sampled.finish_reason = await sample_turn(
                 partial(self._make_call, turn),
@@ -85,10 +84,7 @@ class HarnessSession(RolloutSession):
         return HarnessTurn(prompt, turn.sampled, parsed, placed.placement)
 
     async def _make_call(self, turn: "_Turn", max_tokens: int) -> GenerationResult:
-        on_tokens = turn.stream if turn.is_streamed else None
-        request = self._request(
-            turn.placed.next_prompt(), turn.number, len(turn.sampled.token_ids), max_tokens, on_tokens
-        )
+        request = self._request(turn.placed.next_prompt(), turn.number, len(turn.sampled.token_ids), max_tokens)
         return await self._sample(turn.number, request, partial(turn.append, request.seed))
 
     def _end_turn(self, turn: "_Turn") -> ParsedTurn:
@@ -119,31 +115,17 @@ class HarnessSession(RolloutSession):
         return LimitReached(Limit.TOKENS) if len(self._tree) else self._prompt_too_long_error(length)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Turn:
-    def __init__(
-        self, number: int, call: HarnessCall, prompt: BuiltPrompt, placed: PlacedTurn, on_tokens: OnTurnTokens | None
-    ) -> None:
-        self.number = number
-        self.call = call
-        self.prompt = prompt
-        self.placed = placed
-        self.sampled = SampledTurn(prompt_ids=prompt.ids)
-        self.is_streamed = on_tokens is not None
-        self._on_tokens = on_tokens
-        self._streamed_count = 0
-        """Ids of the call under way that were reported already."""
-
-    def stream(self, ids: Sequence[int]) -> None:
-        assert self._on_tokens is not None
-        self._streamed_count += len(ids)
-        self._on_tokens(self.prompt.ids, ids)
+    number: int
+    call: HarnessCall
+    prompt: BuiltPrompt
+    placed: PlacedTurn
+    sampled: SampledTurn
 
     def append(self, seed: int | None, result: GenerationResult) -> list[int]:
         kept = self.placed.append(result, turn=self.number, seed=seed)
         count = len(kept)
         cut = replace(result, token_ids=kept, logprobs=result.logprobs[:count], versions=result.versions[:count])
         self.sampled.append_result(cut)
-        rest, self._streamed_count = kept[self._streamed_count :], 0
-        if rest and self._on_tokens is not None:
-            self._on_tokens(self.prompt.ids, rest)
         return kept

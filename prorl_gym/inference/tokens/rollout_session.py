@@ -5,7 +5,7 @@ None of a stopped call's tokens is lost, and whose fault a missing answer is.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, Required, TypedDict, Unpack
 from uuid import uuid4
 
@@ -17,10 +17,6 @@ from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.transcript import ThinkingMode, TurnPrompt
 from prorl_gym.inference.tokens.turn import derive_seed
 from prorl_gym.settings import ResolvedSettings
-
-OnTokens = Callable[[Sequence[int]], None]
-OnTurnTokens = Callable[[Sequence[int], Sequence[int]], None]
-"""Called with the prompt of a turn and new sampled ids."""
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +84,7 @@ class RolloutSession:
         return self._turn_count
 
     async def failure_at_deadline(self) -> EngineError | None:
-        """Return the engine's failure that kept the policy from answering before a deadline, if there is one.
+        """Return the engine's failure that kept the policy from answering a call that was given up, if there is one.
 
         A call without an answer is the policy's if its engine can have been sampling for it all the time. A rollout
         without a single token does not count against the policy.
@@ -103,7 +99,7 @@ class RolloutSession:
         why = "no token was sampled in all the time of RUN" if slow else "the engine was not at work on it"
         return EngineError(
             verdict.kind,
-            f"engine {member.name}: a call had no answer after {seconds:.1f} s, at the end of RUN: {why}.",
+            f"engine {member.name}: a call had no answer after {seconds:.1f} s: {why}.",
             _RUN_SECONDS_FIX if slow else "Look into the engine's log: it hangs, or has lost the call.",
         )
 
@@ -115,9 +111,7 @@ class RolloutSession:
         """Free the rollout's place on an engine. Idempotent."""
         self._pool.forget_session(self._rollout_id)
 
-    def _request(
-        self, prompt: TurnPrompt, turn: int, sampled: int, max_tokens: int, on_tokens: OnTokens | None = None
-    ) -> GenerationRequest:
+    def _request(self, prompt: TurnPrompt, turn: int, sampled: int, max_tokens: int) -> GenerationRequest:
         """Return the request of a call; ``sampled``: tokens that its turn has already."""
         return GenerationRequest(
             request_id=uuid4().hex,
@@ -133,7 +127,6 @@ class RolloutSession:
             group_id=self._group_id,
             conversation=prompt.conversation,
             prompt_ids_json=prompt.ids_json,
-            on_tokens=on_tokens,
         )
 
     async def _sample(

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cached_property
@@ -126,41 +126,6 @@ class Tokenizer:
         ]
         definition["post_processor"] = None  # it may name a control token, and adds nothing that is wanted
         return Backend.from_str(json.dumps(definition))
-
-
-class IncrementalDecoder:
-    """Decodes the ids of one turn as they come: what it returns is, joined, a beginning of the whole text.
-
-    A character may be spread over several ids, and the text of an id may depend on the one before it. So ids are
-    decoded together with those since the last id that ended in a whole character. ``end_ids`` end a turn and are no
-    part of its text.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, end_ids: Collection[int]) -> None:
-        self._tokenizer = tokenizer
-        self._end_ids = end_ids
-        self._context: list[int] = []
-        """Ids whose text has been returned, decoded once more before new ones."""
-        self._context_length = 0
-        """Characters of their text."""
-        self._pending: list[int] = []
-        self._has_ended = False
-
-    def add(self, ids: Sequence[int]) -> str:
-        """Return the text that new ids complete; empty after the turn has ended."""
-        for token in ids:
-            self._has_ended = self._has_ended or token in self._end_ids or len(self._pending) >= _MAX_PENDING
-            if self._has_ended:
-                break
-            self._pending.append(token)
-        if not self._pending:
-            return ""
-        text = self._tokenizer.decode([*self._context, *self._pending])
-        if text.endswith("\ufffd"):  # the last character is not complete
-            return ""
-        new, self._context, self._pending = text[self._context_length :], self._pending, []
-        self._context_length = len(self._tokenizer.decode(self._context))
-        return new
 
 
 class ControlTokenEscaper:

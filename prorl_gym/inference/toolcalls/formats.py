@@ -16,7 +16,6 @@ from prorl_gym.inference.toolcalls.turn_parsing import (
     ParsedText,
     ToolParser,
     Tools,
-    length_before_tag,
 )
 
 ToolFormat = Literal["auto", "hermes", "qwen3_coder", "llama", "nemotron", "declared"]
@@ -188,9 +187,6 @@ class _BlockParser(ABC):
     ) -> tuple[ParsedCall | str | Iterable[ParsedCall | str], int]:
         """Read the block whose content begins at ``start``: its calls or complaints, and where the text continues."""
 
-    def plain_length(self, text: str, start: int) -> int:
-        return length_before_tag(text, start, self.opening)
-
 
 class JsonBlockParser(_BlockParser):
     """The formats whose blocks are one JSON value: a call, or a list of them."""
@@ -257,9 +253,6 @@ class LlamaParser:
             key = "arguments" if "arguments" in members and "parameters" not in members else "parameters"
             found.collect(parse_call(value, _LLAMA_HINT, key))
         return found.parsed_text()
-
-    def plain_length(self, text: str, start: int) -> int:
-        return start if text.lstrip().startswith("{") else length_before_tag(text, start, _LLAMA_TAG)
 
 
 def _result_with_text(found: CallCollector, text: str) -> ParsedText:
@@ -398,9 +391,6 @@ class ResponseTemplateParser:
             if not found.collect(_parse_entry(entry)):
                 break
         return found.parsed_text()
-
-    def plain_length(self, text: str, start: int) -> int:
-        return start  # any text may be a call by the declaration
 
 
 def _message_text(message: Mapping[str, Any]) -> str:

@@ -47,13 +47,6 @@ class ToolParser(Protocol):
         """
         ...
 
-    def plain_length(self, text: str, start: int) -> int:
-        """Return the length of the beginning of a text that stays text, whatever is still to be written.
-
-        ``start`` is what this method returned for a shorter beginning of the text; 0 at first.
-        """
-        ...
-
 
 def parse_turn(parser: ToolParser, text: str, tools: Tools) -> ParsedText:
     """Split a turn, which begins with the tag of its thoughts also where the prompt wrote that. Never raises."""
@@ -62,11 +55,3 @@ def parse_turn(parser: ToolParser, text: str, tools: Tools) -> ParsedText:
     # Templates put the blanks after the thoughts back the way they were.
     blanks = text[end : len(text) - len(text[end:].lstrip())]
     return replace(said, text=(text[:end] + blanks + said.text).strip()) if end else said
-
-
-def length_before_tag(text: str, start: int, tag: str) -> int:
-    """Return where a tag begins, or may begin once more is written; see ``ToolParser.plain_length``."""
-    found = text.find(tag, start)
-    if found >= 0:
-        return found
-    return len(text) - next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)

@@ -71,8 +71,6 @@ class Capabilities:
     has_probe: bool = True
     has_cache_reset: bool = True
     has_metrics: bool = True
-    streams: bool = True
-    """It reports tokens as they come; otherwise a call that asks for that is answered as any other."""
 
 
 class EngineCase(Protocol):
@@ -139,38 +137,10 @@ async def returns_what_was_sampled(case: EngineCase) -> None:
 
 
 async def respects_max_tokens(case: EngineCase) -> None:
-    """A call never gets more than ``max_tokens``, and then ends with ``length``, streamed or not."""
+    """A call never gets more than ``max_tokens``, and then ends with ``length``."""
     case.set_reply([10, 11, 12, 13])
-    reported: list[int] = []
-    for on_tokens in (None, reported.extend):
-        result = await case.engine.generate(request(max_tokens=2, on_tokens=on_tokens))
-        _equal((result.token_ids, result.finish_reason), ([10, 11], "length"))
-        _well_formed(result)
-    _equal(reported, [10, 11] if case.capabilities.streams else [])
-
-
-async def a_stream_gives_the_same_result(case: EngineCase) -> None:
-    """``on_tokens`` gets the ids as they come, and the result is that of a call that is not streamed."""
-    case.set_reply([10, 11, STOP_ID])
-    reported: list[int] = []
-    plain = await case.engine.generate(request(prompt_ids_json=b"5,6,7"))
-    streamed = await case.engine.generate(request(prompt_ids_json=b"5,6,7", on_tokens=reported.extend))
-    _equal(plain.token_ids, [10, 11, STOP_ID])
-    _equal(replace(streamed, seconds=plain.seconds), plain)
-    _equal(reported, [10, 11, STOP_ID] if case.capabilities.streams else [])
-
-
-async def a_stream_that_is_stopped_keeps_what_was_reported(case: EngineCase) -> None:
-    """``cancel`` of a streamed call gives an abort that begins with what was reported before."""
-    case.hold_calls()
-    reported: list[int] = []
-    call = request(on_tokens=reported.extend)
-    task = asyncio.create_task(case.engine.generate(call))
-    await case.wait_for_held_calls(1)
-    await case.engine.cancel(call.request_id)
-    result = await task
-    _equal(result.finish_reason, "abort")
-    _equal(result.token_ids[: len(reported)], reported)
+    result = await case.engine.generate(request(max_tokens=2))
+    _equal((result.token_ids, result.finish_reason), ([10, 11], "length"))
     _well_formed(result)
 
 
@@ -191,15 +161,14 @@ async def unreachable_is_told(case: EngineCase) -> None:
 
 
 async def cancelled_await_reaches_the_server(case: EngineCase) -> None:
-    """Cancelling ``generate``, streamed or not, makes the server stop working, and the engine stays usable."""
+    """Cancelling ``generate`` makes the server stop working, and the engine stays usable."""
     case.hold_calls()
-    for on_tokens in (None, list[int]().extend):
-        call = asyncio.create_task(case.engine.generate(request(on_tokens=on_tokens)))
-        await case.wait_for_held_calls(1)
-        call.cancel()
-        await asyncio.wait({call})
-        _equal(call.cancelled(), True)
-        await case.wait_for_held_calls(0)
+    call = asyncio.create_task(case.engine.generate(request()))
+    await case.wait_for_held_calls(1)
+    call.cancel()
+    await asyncio.wait({call})
+    _equal(call.cancelled(), True)
+    await case.wait_for_held_calls(0)
     case.set_reply([STOP_ID])
     _equal((await case.engine.generate(request())).token_ids, [STOP_ID])
 
@@ -283,8 +252,6 @@ async def close_is_idempotent(case: EngineCase) -> None:
 CHECKS: tuple[Callable[[EngineCase], Awaitable[None]], ...] = (
     returns_what_was_sampled,
     respects_max_tokens,
-    a_stream_gives_the_same_result,
-    a_stream_that_is_stopped_keeps_what_was_reported,
     serves_many_at_once,
     unreachable_is_told,
     cancelled_await_reaches_the_server,
@@ -332,22 +299,8 @@ async def check_fault(case: EngineCase, fault: Fault) -> None:
         _equal(len(str(error).splitlines()) <= 2, True)
         if isinstance(error, EngineOverloaded):
             _equal(error.retry_after, 7.0)
-        await _check_streamed_fault(case, error.kind)
     case.set_reply([11, STOP_ID])
     _equal((await case.engine.generate(request())).token_ids, [11, STOP_ID])
-
-
-async def _check_streamed_fault(case: EngineCase, kind: FailureKind) -> None:
-    """A streamed call fails alike, or, where the fault comes late, keeps what was reported before it."""
-    reported: list[int] = []
-    try:
-        result = await case.engine.generate(request(prompt_ids_json=b"5,6,7", on_tokens=reported.extend))
-    except EngineError as error:
-        _equal(error.kind, kind)
-        _equal(reported, [])
-    else:
-        _equal((result.finish_reason, result.token_ids, bool(reported)), ("abort", reported, True))
-        _well_formed(result)
 
 
 async def expect_engine_error(awaitable: Awaitable[object]) -> EngineError:

@@ -54,8 +54,6 @@ class FakeEngine:
         """The cache cannot be dropped, since blocks are held."""
         self.reports_versions = False
         """The first half of a held call has the version at its start, the rest that at its end."""
-        self.streams = True
-        """It reports tokens as they come, to calls that ask for it: the first half before a call is held."""
         self.call_held = asyncio.Event()
         """Set once a call is held."""
         self._script = script
@@ -80,13 +78,8 @@ class FakeEngine:
         ids, finish = list(reply.token_ids[: request.max_tokens]), reply.finish_reason
         if finish is None:
             finish = "length" if len(ids) < len(reply.token_ids) else "stop"
-        report = request.on_tokens if self.streams and request.on_tokens is not None else _ignore
-        for token in ids[: len(ids) // 2]:
-            report([token])
         if reply.hold is not None and await self._stopped_while_holding(request.request_id, reply.hold):
             ids, finish = ids[: len(ids) // 2], "abort"
-        for token in ids[len(ids) // 2 :] if finish != "abort" else ():
-            report([token])
         return GenerationResult(
             token_ids=ids,
             logprobs=[-0.5] * len(ids),
@@ -152,7 +145,3 @@ class FakeEngine:
             for wait in waits:
                 wait.cancel()
         return stop.is_set()
-
-
-def _ignore(token_ids: Sequence[int]) -> None:
-    """For calls that want no tokens as they come."""

@@ -221,15 +221,12 @@ def bare_vllm():
     return http_case(server, VllmEngine, VllmOptions, Capabilities(has_cache_reset=False), VLLM_SPOILT)
 
 
-def sglang(incremental=False):
-    server = FakeSglang(metrics=SGLANG_PAGE, incremental=incremental)
-    return http_case(server, SglangEngine, SglangOptions, Capabilities(), SGLANG_SPOILT)
+def sglang():
+    return http_case(FakeSglang(metrics=SGLANG_PAGE), SglangEngine, SglangOptions, Capabilities(), SGLANG_SPOILT)
 
 
 def chat_prefix():
-    abilities = Capabilities(
-        salvages_aborted=False, has_probe=False, has_cache_reset=False, has_metrics=False, streams=False
-    )
+    abilities = Capabilities(salvages_aborted=False, has_probe=False, has_cache_reset=False, has_metrics=False)
     return http_case(FakeNemoRl(), ChatPrefixEngine, ChatPrefixOptions, abilities, CHAT_SPOILT)
 
 
@@ -240,7 +237,6 @@ def openai():
         has_probe=False,
         has_cache_reset=False,
         has_metrics=False,
-        streams=False,
     )
     return http_case(FakeOpenAI(), OpenAIEngine, OpenAIOptions, abilities, TEXT_SPOILT, encode=read_numbers)
 
@@ -252,7 +248,6 @@ CASES = {
     "vllm-without-abort": lambda: vllm(can_abort=False),
     "vllm-without-development-routes": bare_vllm,
     "sglang": sglang,
-    "sglang-incremental": lambda: sglang(incremental=True),
     "chat_prefix": chat_prefix,
     "openai": openai,
 }

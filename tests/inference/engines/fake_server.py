@@ -16,7 +16,7 @@ Make = Callable[[str | None], dict[str, Any]]
 
 @dataclass
 class FakeServer:
-    """``mode``: ok, hang, cut, open, undone, lost, drop, garbage, huge, half, or an HTTP status.
+    """``mode``: ok, hang, drop, garbage, huge, half, or an HTTP status.
 
     ``mutate`` breaks a right answer.
     """
@@ -79,44 +79,12 @@ class FakeServer:
             return web.Response(body=b"<html>hello</html>")
         if self.mode in ("huge", "half"):
             return await self._unusual_stream(request)
-        if self.bodies[-1].get("stream"):
-            return await self._stream(request, key, make)
         finish = None
         if self.mode == "hang":
             await self._hold(key)
             finish = "abort"
         answer = self._mutated(make(finish))
         return web.Response(body=json.dumps(answer).encode(), content_type="application/json")
-
-    def events(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
-        """Split an answer into the events of a stream, one for each token at least."""
-        raise NotImplementedError
-
-    async def _stream(self, request: web.Request, key: str, make: Make):
-        """Stream an answer; one that hangs or is cut has sent its first token."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        stops = self.mode in ("hang", "cut")
-        first, *events = self.events(self._mutated(make("abort" if stops else None)))
-        await self._send(response, first)
-        if self.mode == "cut":
-            request.transport.close()
-            return response
-        if self.mode == "hang":
-            await self._hold(key)
-        for event in events:
-            await self._send(response, event)
-        if self.mode == "lost":
-            request.transport.close()
-            return response
-        if self.mode != "undone":
-            await response.write(b"data: [DONE]\n\n")
-        if self.mode in ("open", "undone"):
-            await self._hold(key)
-        return response
-
-    async def _send(self, response: web.StreamResponse, event: dict[str, Any]):
-        await response.write(b"data: %b\n\n" % json.dumps(event).encode())
 
     def _mutated(self, answer: dict[str, Any]) -> dict[str, Any]:
         replaced = None if self.mutate is None else self.mutate(answer)

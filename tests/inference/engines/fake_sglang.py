@@ -10,8 +10,6 @@ from fake_server import FakeServer, falling, sampled
 @dataclass
 class FakeSglang(FakeServer):
     paused: bool = False
-    incremental: bool = False
-    """Started with --incremental-streaming-output."""
 
     def routes(self, app: web.Application):
         app.router.add_post("/generate", self._generate)
@@ -19,22 +17,6 @@ class FakeSglang(FakeServer):
         app.router.add_get("/ready", self._ready)
         app.router.add_post("/flush_cache", self._flush)
         app.router.add_post("/abort_request", self._abort)
-
-    def events(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
-        """Each event has everything so far, or the new tokens only."""
-        ids, meta = answer["output_ids"], answer["meta_info"]
-        logprobs = meta.get("output_token_logprobs")
-        parts: list[dict[str, Any]] = []
-        for end in range(1, len(ids) + 1):
-            begin = end - 1 if self.incremental else 0
-            told = meta | {
-                "finish_reason": meta["finish_reason"] if end == len(ids) else None,
-                "completion_tokens": end,
-            }
-            if logprobs is not None:
-                told["output_token_logprobs"] = logprobs[begin:end]
-            parts.append(answer | {"output_ids": ids[begin:end], "meta_info": told})
-        return parts or [answer]
 
     async def _ready(self, request: web.Request):
         return web.Response(status=503 if self.paused else 200)

@@ -23,22 +23,6 @@ class FakeVllm(FakeServer):
             app.router.add_get("/is_paused", self._is_paused)
             app.router.add_post("/reset_prefix_cache", self._reset)
 
-    def events(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
-        """The prompt is in the first event, the end in the last one, and the usage has one of its own."""
-        choice, usage = answer["choices"][0], answer["usage"]
-        logprobs = choice["logprobs"] or {}
-        parts: list[dict[str, Any]] = []
-        for place, token in enumerate(choice["token_ids"]):
-            part = {key: choice[key] for key in ("index", "text")} | {"token_ids": [token], "finish_reason": None}
-            if logprobs:
-                part["logprobs"] = {key: values[place : place + 1] for key, values in logprobs.items()}
-            parts.append(part)
-        parts = parts or [{"index": 0, "text": "", "token_ids": [], "finish_reason": None}]
-        parts[0]["prompt_token_ids"] = choice["prompt_token_ids"]
-        parts[-1] |= {key: choice[key] for key in ("finish_reason", "stop_reason", "weight_versions") if key in choice}
-        head = {key: answer[key] for key in ("id", "object", "created", "model")}
-        return [*(head | {"choices": [part]} for part in parts), head | {"choices": [], "usage": usage}]
-
     async def _is_paused(self, request: web.Request):
         return web.json_response({"is_paused": self.paused})
 

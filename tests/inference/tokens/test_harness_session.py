@@ -9,7 +9,6 @@ from token_codecs import BOTH, needs_qwen
 
 from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached, TaskError
 from prorl_gym.records import NOT_SAMPLED, Message
-from prorl_gym.testing.inference.fake_engine import Reply
 
 START = (SYSTEM, TASK)
 
@@ -134,37 +133,17 @@ async def test_a_call_that_failed_leaves_nothing_and_its_repetition_goes_on_in_t
 async def test_a_disconnect_stops_the_engines_call_and_keeps_its_tokens():
     play = Play([said("One."), said("a b c d e f g h", hold=asyncio.Event()), said("Again.")])
     one = await play.ask(*START)
-    came = []
-    call = asyncio.create_task(play.ask(*START, shown(one), user("on"), on_tokens=came.extend))
+    call = asyncio.create_task(play.ask(*START, shown(one), user("on")))
     await play.engine.call_held.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     (segment,) = play.segments
     assert segment.generations[-1].finish_reason == "abort"
-    assert came == segment.token_ids[segment.generations[-1].start :]
+    assert segment.generations[-1].start < len(segment.token_ids)
     assert play.engine.in_flight == 0
     again = await play.ask(*START, shown(one), user("on"))
     assert (play.causes, again.placement.cause) == (["first", "retry"], "retry")
-
-
-@pytest.mark.parametrize("streams", [True, False])
-async def test_a_stream_has_the_tokens_of_the_record_each_once(streams):
-    records = []
-    for on_tokens in (None, True):
-        came = []
-        play = Play([Reply((10, 11), "abort"), said("and the rest"), said("Two.")])
-        play.engine.streams = streams
-        one = await play.ask(*START, on_tokens=on_tokens and came.append)
-        await play.ask(*START, shown(one), user("on"), on_tokens=on_tokens and came.append)
-        (segment,) = play.segments
-        records.append(segment.model_copy(update={"generations": []}))
-        if on_tokens:
-            assert [token for ids in came for token in ids] == [
-                token for token, bit in zip(segment.token_ids, segment.mask, strict=True) if bit
-            ]
-            assert (len(came) > 3) is streams
-    assert records[0] == records[1]
 
 
 async def test_the_part_of_a_cut_turn_that_a_harness_keeps_is_an_abandoned_sibling():

@@ -93,7 +93,7 @@ class CommandAgent:
             "model": MODEL,
             **_PLACES,
         }
-        start = 'exec "$@" > "$0" 2>&1'
+        start = '"$@" > "$0" 2>&1; exit $?'  # no exec: an exit code that the program chose is then no end of ours
         shell = ["bash", "-c", f"{task.setup}\n{start}"] if task.setup else ["sh", "-c", start]
         argv = [*shell, _OUTPUT, *(_fill(argument, names) for argument in self._command.argv)]
         env = {"HOME": HOME, **{name: _fill(value, names) for name, value in self._command.env.items()}}

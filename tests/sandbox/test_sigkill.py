@@ -87,10 +87,39 @@ async def test_a_program_that_is_killed_from_outside_is_known_for_it(
     assert result.exit_code == 137 and result.sigkill_evidence in FROM_OUTSIDE
 
 
-@pytest.mark.parametrize("script", ["kill -9 $$", "sleep 9 & kill -9 $!; wait $!", "bash -c 'kill -9 $PPID'; true"])
-async def test_a_program_that_sends_sigkill_is_known_for_it(box: RunningSandbox, script: str) -> None:
+_LIMIT = "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))"
+_SHARED_DEATH = "ctypes.CDLL(None).prctl(1, 9); os.kill(os.getppid(), 15); signal.pause()"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        *("kill -9 $$", "sleep 9 & kill -9 $!; wait $!", "bash -c 'kill -9 $PPID'; true"),
+        *("bash -c 'exit 137'; exit $?", "bash -c 'exit 393'; exit $?", "python3 -c 'import os; os._exit(137)'; exit $?"),
+        "python3 -c 'import threading, ctypes; ctypes.CDLL(None).syscall(231, 137)'; exit $?",
+        f"python3 -c 'import resource; {_LIMIT}\nwhile True: pass'; exit $?",
+        f"bash -c \"python3 -c 'import ctypes, os, signal; {_SHARED_DEATH}' & wait \"; exit 137",
+    ],
+)
+async def test_a_program_that_makes_an_end_by_sigkill_is_known_for_it(box: RunningSandbox, script: str) -> None:
     result = await box.exec(["/bin/bash", "-c", script], timeout=10)
     assert (result.exit_code, result.sigkill_evidence) == (137, None)
+
+
+async def test_a_shell_that_passes_on_an_end_is_not_taken_for_one_that_chose_it(
+    backend: NamespaceBackend, box: RunningSandbox
+) -> None:
+    running = asyncio.ensure_future(box.exec(["/bin/bash", "-c", "setsid --wait sleep 30; exit $?"], timeout=40))
+    await box.exec(["/bin/bash", "-c", "until grep -lsax 'sleep' /proc/[0-9]*/comm; do :; done"], timeout=20)
+    await kill_from_outside(backend, "sleep")
+    result = await running
+    assert (result.exit_code, result.sigkill_evidence in FROM_OUTSIDE) == (137, True)
+
+
+@pytest.mark.parametrize("call", ["prctl(22, 1, 0, 0, 0)", "syscall(317, 0, 0, 0)"])
+async def test_no_program_has_the_kernel_kill_it_at_its_next_call(box: RunningSandbox, call: str) -> None:
+    script = f"import ctypes; print(ctypes.CDLL(None).{call})"
+    assert (await box.exec(["/usr/bin/python3", "-c", script], timeout=10)).stdout == b"-1\n"
 
 
 async def test_a_program_that_ignores_its_limit_of_cpu_is_killed_for_that(backend: NamespaceBackend) -> None:

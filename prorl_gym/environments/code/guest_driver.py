@@ -47,6 +47,8 @@ def main() -> None:
     """Serve the one request on standard input; answer with frames on standard output."""
     job: Any = json.loads(sys.stdin.buffer.readline())
     protect()
+    # For the programs, which inherit it: one that sets its own is known to have done so (the sandbox's own filter).
+    lower_limit(resource.RLIMIT_CPU, job["cpu"], soft_only=True)
     wake = watch_children()
     write_frame({"ready": True})
     began = time.monotonic()
@@ -131,9 +133,7 @@ class ProgramRun:
         clean = kill_descendants(wake)
         truncated = self.drain() if clean else len(self.out) > self.output_limit
         self.close()
-        code = 0 if status is None else os.WEXITSTATUS(status)
-        if status is not None and os.WIFSIGNALED(status):  # as a shell reports it
-            code = 128 + os.WTERMSIG(status)
+        code = 0 if status is None else os.waitstatus_to_exitcode(status)
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         frame = {
             "exit": code,
@@ -247,7 +247,6 @@ def become_program(job: Any, stdin: int, out: int, err: int, failed: int) -> NoR
             os.dup2(out, 1)
         lower_limit(resource.RLIMIT_FSIZE, FILE_SIZE)
         lower_limit(resource.RLIMIT_STACK, job["stack"], soft_only=True)
-        lower_limit(resource.RLIMIT_CPU, job["cpu"], reserve=1)
         lower_limit(resource.RLIMIT_AS, job["memory"] + RESERVED)  # last: this copy of the parent may be larger
         os.execvpe(job["argv"][0], job["argv"], {**os.environ, **job["env"]})
     except OSError as error:
@@ -257,12 +256,11 @@ def become_program(job: Any, stdin: int, out: int, err: int, failed: int) -> NoR
         os._exit(127)
 
 
-def lower_limit(kind: int, wanted: int, reserve: int = 0, soft_only: bool = False) -> None:
-    """Lower a limit, the hard one to ``reserve`` above the soft one; never raise one."""
+def lower_limit(kind: int, wanted: int, soft_only: bool = False) -> None:
+    """Lower a limit; never raise one."""
     hard = resource.getrlimit(kind)[1]
     value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    room = hard == resource.RLIM_INFINITY or value < hard
-    resource.setrlimit(kind, (value, hard if soft_only else value + (reserve if room else 0)))
+    resource.setrlimit(kind, (value, hard if soft_only else value))
 
 
 def kill_descendants(wake: int) -> bool:

@@ -228,6 +228,7 @@ class ProgramResult(StrictModel):
     """Result of one test, as the driver reports it."""
 
     exit: int
+    """Its exit code, or minus the number of the signal that ended it."""
     timed_out: bool
     truncated: bool
     seconds: float
@@ -413,7 +414,7 @@ def _next_portion(tests: Sequence[TestInput], start: int) -> Sequence[TestInput]
     return tests[start:end]
 
 
-_XCPU, _KILLED, _ABORTED = 128 + 24, 128 + 9, 128 + 6
+_XCPU, _KILLED, _ABORTED = -24, -9, -6
 
 
 def _was_killed(end: ProgramResult, launch: Launch) -> bool:

@@ -30,7 +30,7 @@ _PLUGIN_EXPORTS = """
 export PRORL_ROOT="$(pwd -P)" PYTHONPATH="$3${PYTHONPATH:+:$PYTHONPATH}" PRORL_REPORT="$3/report"
 export PYTEST_ADDOPTS="-p $4${PYTEST_ADDOPTS:+ $PYTEST_ADDOPTS}"
 """
-_RUN = 'exec >>"$1" 2>&1 </dev/null; if [ -n "$3" ]; then ' + _PLUGIN_EXPORTS + 'fi; set -- "$2"; eval "$1"'
+_RUN = 'exec >>"$1" 2>&1 </dev/null; if [ -n "$3" ]; then ' + _PLUGIN_EXPORTS + 'fi; set -- "$2"; eval "$1"; exit $?'
 
 _MAX_NAMED = 3
 _MAX_REPORTED_NAME = 300

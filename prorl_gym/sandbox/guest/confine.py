@@ -45,6 +45,7 @@ def confine(limits: SandboxLimits, on_listener: Callable[[int], None], *, allow_
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     set_limit(resource.RLIMIT_CORE, _CORE_LIMIT)
+    set_limit(resource.RLIMIT_CPU, limits.cpu_seconds)  # later it would be announced, and this process's init waits
     if (listener := seccomp.install_filter(allow_system_v=allow_system_v)) is not None:
         on_listener(listener)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -52,7 +53,6 @@ def confine(limits: SandboxLimits, on_listener: Callable[[int], None], *, allow_
         (resource.RLIMIT_NPROC, limits.processes),
         (resource.RLIMIT_NOFILE, min(limits.open_files, max(files - _RESERVED_DESCRIPTORS, files // 2))),
         (resource.RLIMIT_FSIZE, limits.file_size),
-        (resource.RLIMIT_CPU, limits.cpu_seconds),
         (resource.RLIMIT_SIGPENDING, _MAX_PENDING_SIGNALS),
         (resource.RLIMIT_MSGQUEUE, _MAX_QUEUE_BYTES),
     ):

@@ -18,8 +18,9 @@ end of adopting orphans. ``clone3`` has its flags in memory, out of a filter's r
 And calls that put memory where nothing can count it: ``memfd_secret``; ``vmsplice``, by which a pipe holds whole huge
 pages; locks of open file descriptions, which live on in a message that is not received.
 
-The guest is notified of SIGKILL, memory files and shared anonymous mappings before these calls go on
-(``seccomp_notifications``). Where it cannot be notified, payloads have no memory files.
+The guest is notified of SIGKILL and of what else looks like one from outside (its exit code, a limit of CPU time that
+a program sets itself, a death that it asked to share), of memory files and of shared anonymous mappings before these
+calls go on (``seccomp_notifications``). Where it cannot be notified, payloads have no memory files.
 
 ``RLIMIT_CORE`` cannot be changed, though changing it seems to work: with a limit of 0 the host's core handler would be
 run for every crash inside, with the payload's memory as its input; a limit of 1 keeps it away (core(5)).
@@ -34,14 +35,17 @@ from typing import Literal
 
 from prorl_gym.sandbox import syscalls
 
-_RLIMIT_CORE = 4
+_RLIMIT_CPU, _RLIMIT_CORE = 0, 4
 _SETLEASE, _SETDELEG = 1024, 1040
 _OFD_SETLK, _OFD_SETLKW = 37, 38
 _MAP_SHARED, _MAP_SHARED_VALIDATE, _MAP_TYPE, _MAP_ANONYMOUS = 1, 3, 0xF, 0x20
 _PRIO_USER, _IOPRIO_WHO_USER = 2, 3
 _CLONE_PARENT = 0x8000
 _SIGKILL = 9
-_SET_CHILD_SUBREAPER = 36
+_SIGKILL_EXIT_CODE = 128 + _SIGKILL
+_SET_PDEATHSIG, _SET_SECCOMP, _SET_CHILD_SUBREAPER = 1, 22, 36
+_STRICT_FILTER, _STRICT = 1, 0
+"""Of ``prctl`` and of ``seccomp``: from then on the kernel answers nearly every call with SIGKILL."""
 _GUEST_PID = 1
 """The guest's pid where payloads can see it: it is pid 1 there."""
 _X32 = 0x40000000
@@ -95,6 +99,9 @@ sched_setattr          314    351      274    380
 setpriority            141     97      140     97
 ioprio_set             251    289       30    314
 prctl                  157    172      167    172
+seccomp                317    354      277    383
+exit                    60      1       93      1
+exit_group             231    252       94    248
 clone                   56    120      220    120
 memfd_create           319    356      279    385
 mmap                     9    192      222    192
@@ -170,20 +177,6 @@ _FAMILY_RULE: _Program = [
     _fail(errno.EAFNOSUPPORT),
     _ALLOW,
 ]
-_SETRLIMIT_RULE: _Program = [_load_argument(0), (_EQUAL, 0, 1, _RLIMIT_CORE), _PRETEND_SUCCESS, _ALLOW]
-_PRLIMIT_RULE: _Program = [
-    _load_argument(2),
-    (_EQUAL, 0, 2, 0),
-    _load_argument(2, high=True),
-    (_EQUAL, 6, 0, 0),  # only reads them
-    _load_argument(0),
-    (_EQUAL, 1, 0, 0),
-    _fail(errno.EPERM),  # of another process
-    _load_argument(1),
-    (_EQUAL, 0, 1, _RLIMIT_CORE),
-    _PRETEND_SUCCESS,
-    _ALLOW,
-]
 _FCNTL_RULE: _Program = [
     _load_argument(1),
     (_EQUAL, 3, 0, _SETLEASE),
@@ -194,16 +187,8 @@ _FCNTL_RULE: _Program = [
     _ALLOW,
 ]
 _SCHEDULE_RULE: _Program = [_load_argument(0), (_EQUAL, 0, 1, _GUEST_PID), _fail(errno.EPERM), _ALLOW]
-_SUBREAPER_RULE: _Program = [
-    _load_argument(0),
-    (_EQUAL, 0, 5, _SET_CHILD_SUBREAPER),
-    _load_argument(1),
-    (_EQUAL, 0, 3, 0),
-    _load_argument(1, high=True),
-    (_EQUAL, 0, 1, 0),
-    _fail(errno.EPERM),
-    _ALLOW,
-]
+_SECCOMP_RULE: _Program = [_load_argument(0), (_EQUAL, 0, 1, _STRICT), _fail(errno.EINVAL), _ALLOW]
+_EXIT_RULE: _Program = [_load_argument(0), (_AND, 0, 0, 0xFF), (_EQUAL, 0, 1, _SIGKILL_EXIT_CODE), _NOTIFY, _ALLOW]
 _CLONE_RULE: _Program = [_load_argument(0), (_HAS_BIT, 0, 1, _CLONE_PARENT), _fail(errno.EINVAL), _ALLOW]
 _MAPPING_RULE: _Program = [
     _load_argument(3),
@@ -220,6 +205,51 @@ def _kill_rule(signal_at: int) -> _Program:
     return [_load_argument(signal_at), (_EQUAL, 0, 1, _SIGKILL), _NOTIFY, _ALLOW]
 
 
+def _limit_rule(resource_at: int, told: _Instruction) -> _Program:
+    """Leave RLIMIT_CORE as it is, and notify the guest of RLIMIT_CPU."""
+    load = _load_argument(resource_at)
+    return [load, (_EQUAL, 0, 1, _RLIMIT_CORE), _PRETEND_SUCCESS, (_EQUAL, 0, 1, _RLIMIT_CPU), told, _ALLOW]
+
+
+def _prlimit_rule(told: _Instruction) -> _Program:
+    own = _limit_rule(1, told)
+    return [
+        _load_argument(2),
+        (_EQUAL, 0, 3, 0),
+        _load_argument(2, high=True),
+        (_EQUAL, 0, 1, 0),
+        _ALLOW,  # only reads them
+        _load_argument(0),
+        (_EQUAL, 1, 0, 0),
+        _fail(errno.EPERM),  # of another process
+        *own,
+    ]
+
+
+def _prctl_rule(told: _Instruction) -> _Program:
+    """Refuse an end of adopting orphans and the strict filter; notify the guest of SIGKILL at a parent's death."""
+    return [
+        _load_argument(0),
+        (_EQUAL, 0, 5, _SET_CHILD_SUBREAPER),
+        _load_argument(1),
+        (_EQUAL, 0, 2, 0),
+        _load_argument(1, high=True),
+        (_EQUAL, 7, 6, 0),
+        _ALLOW,
+        (_EQUAL, 0, 3, _SET_SECCOMP),
+        _load_argument(1),
+        (_EQUAL, 3, 0, _STRICT_FILTER),
+        _ALLOW,
+        (_EQUAL, 2, 5, _SET_PDEATHSIG),
+        _ALLOW,
+        _fail(errno.EPERM),
+        _load_argument(1),
+        (_EQUAL, 0, 1, _SIGKILL),
+        told,
+        _ALLOW,
+    ]
+
+
 def _priority_rule(of_user: int) -> _Program:
     """Refuse priorities of all processes of a user, and of the guest; ``of_user``: the word for the former."""
     return [
@@ -234,23 +264,26 @@ def _priority_rule(of_user: int) -> _Program:
 
 def _rules(interface: str, *, allow_system_v: bool, may_notify: bool) -> _Program:
     program: _Program = [_LOAD_CALL]
+    told = _NOTIFY if may_notify else _ALLOW
     if interface == "x86_64":
         program += [(_AT_LEAST, 0, 1, _X32), _fail(errno.ENOSYS)]
     rules: list[tuple[tuple[str, ...], _Program]] = [
         (_REFUSED if allow_system_v else (*_REFUSED, *_SYSTEM_V), [_fail(errno.ENOSYS)]),
         (("socket", "socketpair"), _FAMILY_RULE),
-        (("setrlimit",), _SETRLIMIT_RULE),
-        (("prlimit64",), _PRLIMIT_RULE),
+        (("setrlimit",), _limit_rule(0, told)),
+        (("prlimit64",), _prlimit_rule(told)),
         (("fcntl", "fcntl64"), _FCNTL_RULE),
         (_SCHEDULING, _SCHEDULE_RULE),
         (("setpriority",), _priority_rule(_PRIO_USER)),
         (("ioprio_set",), _priority_rule(_IOPRIO_WHO_USER)),
-        (("prctl",), _SUBREAPER_RULE),
+        (("prctl",), _prctl_rule(told)),
+        (("seccomp",), _SECCOMP_RULE),
         (("clone",), _CLONE_RULE),
         (("memfd_create",), [_NOTIFY if may_notify else _fail(errno.ENOSYS)]),
     ]
     if may_notify:
         rules += [(("mmap",), _MAPPING_RULE), (_SIGNAL_SECOND, _kill_rule(1)), (_SIGNAL_THIRD, _kill_rule(2))]
+        rules += [(("exit", "exit_group"), _EXIT_RULE)]
     for names, rule in rules:
         numbers = [_CALLS[interface][name] for name in names if name in _CALLS[interface]]
         last = len(numbers) - 1
@@ -285,23 +318,23 @@ _CALL_NAMES = {
 }
 
 
-def signal_target(architecture: int, call: int) -> SignalTarget | None:
-    """Return what the first argument of a call names that was notified; ``None``: no call that sends a signal."""
-    name = _CALL_NAMES.get((architecture, call))
+def signal_target(name: str) -> SignalTarget | None:
+    """Return what the first argument of a call names; ``None``: no call that sends a signal."""
     if name not in (*_SIGNAL_SECOND, *_SIGNAL_THIRD):
         return None
     return "descriptor" if name == "pidfd_send_signal" else "thread" if name == "tkill" else "process"
 
 
-def is_mmap(architecture: int, call: int) -> bool:
-    return _CALL_NAMES.get((architecture, call)) == "mmap"
+def call_name(architecture: int, call: int) -> str:
+    """Return the name of a call that was notified."""
+    return _CALL_NAMES[architecture, call]
 
 
 def install_filter(*, allow_system_v: bool) -> int | None:
     """Install the filter, for this process and everything below it, for ever. Needs ``no_new_privs``.
 
     ``allow_system_v``: leave System V IPC, since something else bounds it. Returns a descriptor that is notified of
-    every SIGKILL before it is sent, and has to continue it, or ``None``.
+    each call that the module names before it is made, and has to continue it, or ``None``.
     """
     if not SUPPORTED:
         return None

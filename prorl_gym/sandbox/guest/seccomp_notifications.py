@@ -1,7 +1,9 @@
 """Answers the system calls that the filter (``seccomp``) announces to the guest before they go on (seccomp_unotify(2)).
 
-Every SIGKILL that is sent inside is recorded: an end by SIGKILL is then known to be the payload's. A kernel that cannot
-announce them (before Linux 5.9) leaves ends by SIGKILL unexplained, as they are seen from outside.
+Every SIGKILL that is sent inside is recorded: an end by SIGKILL is then known to be the payload's. So is what has one
+sent by the kernel (a limit of CPU time, a parent's death), and an exit code that looks like one, except by the guest's
+own child: that is a shell of ours, which passes on the end of its command. A kernel that cannot announce them (before
+Linux 5.9) leaves ends by SIGKILL unexplained, as they are seen from outside.
 
 Shared memory that no process table shows is counted when it is made. A page of a memory file or of a shared anonymous
 mapping stays in memory until the last descriptor, mapping and message in a socket that refers to the whole object is
@@ -26,7 +28,7 @@ import time
 from collections.abc import Collection, Iterable
 
 from prorl_gym.sandbox.guest.process_table import Process, ProcessTable
-from prorl_gym.sandbox.guest.seccomp import SignalTarget, is_mmap, signal_target
+from prorl_gym.sandbox.guest.seccomp import SignalTarget, call_name, signal_target
 
 _SHM = "/dev/shm"
 _MEASURE_SECONDS = 1.0
@@ -188,13 +190,16 @@ class SigkillMonitor:
         try:
             fcntl.ioctl(listener, _RECEIVE, notice)
             number, thread, _, call, architecture, _, *arguments = _NOTIFICATION.unpack(notice)
-            target = signal_target(architecture, call)
-            if target is not None or self._shared_memory is None:
+            name = call_name(architecture, call)
+            if (target := signal_target(name)) is not None:
                 self._record_sigkill(thread, target, arguments[0])
-            elif not is_mmap(architecture, call):
+            elif name == "memfd_create" and self._shared_memory is not None:
                 return self._shared_memory.make_memory_file(listener, number, arguments[1])
-            elif not self._shared_memory.may_map(thread, arguments[1]):
-                return _answer(listener, number, error=errno.ENOMEM)
+            elif name == "mmap" and self._shared_memory is not None:
+                if not self._shared_memory.may_map(thread, arguments[1]):
+                    return _answer(listener, number, error=errno.ENOMEM)
+            elif (owner := self._top_level_child(thread)) != thread:
+                self._senders |= {owner} if owner is not None else set(self._children)
             _answer(listener, number, flags=_CONTINUE)
         except OSError:  # the caller has ended, or was interrupted and calls again
             return

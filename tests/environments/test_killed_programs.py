@@ -150,6 +150,18 @@ async def test_a_program_that_kills_itself_at_each_test_costs_two_more_sandboxes
     assert (score.reward, started) == (pytest.approx(1 / 3), 3)
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        "os._exit(137)",
+        "resource.setrlimit(resource.RLIMIT_CPU, (1, 1)); [None for _ in iter(int, 1)]",
+        "os.execlp('bash', 'bash', '-c', 'exit 137')",
+    ],
+)
+async def test_an_end_that_looks_like_one_from_outside_buys_no_second_sample(leases: Leases, end: str) -> None:
+    assert (await mark(f"import os, resource\nif input() != '0.5': {end}\nprint('0.5')", leases)).reward == 0.0
+
+
 @pytest.mark.cpp
 @pytest.mark.parametrize(("times", "reward"), [(1, 1.0), (2, 0.0)])
 async def test_a_killed_compiler_is_asked_again(leases: Leases, times: int, reward: float) -> None:

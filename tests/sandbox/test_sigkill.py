@@ -95,7 +95,11 @@ _SHARED_DEATH = "ctypes.CDLL(None).prctl(1, 9); os.kill(os.getppid(), 15); signa
     "script",
     [
         *("kill -9 $$", "sleep 9 & kill -9 $!; wait $!", "bash -c 'kill -9 $PPID'; true"),
-        *("bash -c 'exit 137'; exit $?", "bash -c 'exit 393'; exit $?", "python3 -c 'import os; os._exit(137)'; exit $?"),
+        *(
+            "bash -c 'exit 137'; exit $?",
+            "bash -c 'exit 393'; exit $?",
+            "python3 -c 'import os; os._exit(137)'; exit $?",
+        ),
         "python3 -c 'import threading, ctypes; ctypes.CDLL(None).syscall(231, 137)'; exit $?",
         f"python3 -c 'import resource; {_LIMIT}\nwhile True: pass'; exit $?",
         f"bash -c \"python3 -c 'import ctypes, os, signal; {_SHARED_DEATH}' & wait \"; exit 137",

@@ -1,6 +1,5 @@
 """What no namespace contains: calls that payloads do not have, and what all sandboxes of one uid share."""
 
-import ctypes
 import fcntl
 import itertools
 from pathlib import Path
@@ -132,4 +131,6 @@ async def test_payloads_may_hold_fewer_descriptors_than_their_guest(backend: Nam
 async def test_filter_is_a_whole_number_of_instructions_and_short_enough() -> None:
     for machine, system_v in itertools.product(("x86_64", "aarch64", "riscv64"), (False, True)):
         program = seccomp.assemble(machine, allow_system_v=system_v, may_notify=True)
-        assert len(program) % 8 == 0 and len(program) // 8 <= 4096  # BPF_MAXINSNS; a jump that is too long does not pack
+        assert (
+            len(program) % 8 == 0 and len(program) // 8 <= 4096
+        )  # BPF_MAXINSNS; a jump that is too long does not pack

@@ -3,7 +3,9 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import _report
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -80,6 +82,12 @@ def test_ratios_are_refused_on_a_busy_machine(
     output = CliRunner().invoke(app, ["tiny"], env={"COLUMNS": "150"}).output
     assert "2 ms" in output and "<= 2.5" in output and "floor: 0.5" in output
     assert ("no ratios" in output) == (ratios is None)
+
+
+@pytest.mark.parametrize(("better", "times"), [("lower", 4.0), ("higher", 0.25)])
+def test_below_one_the_peer_is_better(better: Any, times: float) -> None:
+    row = _report.figure("x", [2.0], "", better=better)
+    assert _report.times_better(row, _report.peer("p", [8.0])) == times
 
 
 def test_an_unknown_bench_is_named(scripts: Path) -> None:

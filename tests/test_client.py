@@ -1,6 +1,5 @@
 """The clients against the real routes, and where they find their token."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from loopback_service import TOKEN, served
 
 from prorl_gym.api.service_process import bind_socket
-from prorl_gym.client import AcceptedRollout, Client, ServiceError, SyncClient, read_token
+from prorl_gym.client import AcceptedRollout, Client, ServiceError, read_token
 from prorl_gym.errors import ConfigError, ConflictError, NotFoundError
 from prorl_gym.records import RolloutRequest
 
@@ -47,22 +46,6 @@ async def test_the_whole_conversation(url: str) -> None:
             await client.submit(ask("a", reward=0.0))
         with pytest.raises(NotFoundError):
             await client.poll_result("stranger")
-
-
-async def test_the_same_without_an_event_loop_of_ones_own(url: str) -> None:
-    def talk() -> tuple[Any, ...]:
-        with SyncClient(url, token=TOKEN) as client:
-            client.submit([ask("a"), ask("b")])
-            reward = client.result("a", timeout=10).reward
-            client.result("b", timeout=10)
-            names = []
-            for delivered in client.stream():
-                names.append(delivered.rollout.rollout_id)
-                if len(names) == 2:
-                    break
-            return reward, sorted(names), client.cancel(["a"]), client.status().finished
-
-    assert await asyncio.to_thread(talk) == (1.0, ["a", "b"], [], 2)
 
 
 async def test_a_wrong_token_is_said_at_once(url: str) -> None:

@@ -97,32 +97,6 @@ async def test_reading_groups_acknowledges_those_that_are_over(client: Client) -
     assert (await client.status()).ledger.released == 4
 
 
-async def test_a_failed_member_is_replaced_before_its_group_comes(client: Client) -> None:
-    await client.set_demand("run", Demand(groups=1, replace=1))
-    requests = group("a", 1.0, 0.0)
-    failing = requests[0].model_copy(update={"task": {"reward": 1.0, "run": "sandbox_lost", "flaky": 1, "id": "x"}})
-    await client.submit([failing, requests[1]])
-    (found,) = await next_groups(client, 1)
-    assert [one.stands_in_for for one in found.rollouts] == ["a0", None]
-    assert found.rewards == [1.0, 0.0]
-
-
-async def test_demands_come_and_go(client: Client) -> None:
-    assert await client.demand("run") is None
-    wanted = Demand(groups=3, version=2, max_staleness=1)
-    await client.set_demand("run", wanted)
-    assert await client.demand("run") == wanted
-    await client.clear_demand("run")
-    assert await client.demand("run") is None
-
-
-async def test_engines_join_and_leave(client: Client) -> None:
-    added = await client.add_engine("http://10.0.0.7:8000/v1")
-    assert (await client.remove_engine(added.name)).draining
-    with pytest.raises(NotFoundError):
-        await client.remove_engine("no such/engine")
-
-
 async def test_what_was_submitted_can_be_read_again(client: Client) -> None:
     (request,) = group("a", 1.0)
     await client.submit(request)
@@ -132,12 +106,6 @@ async def test_what_was_submitted_can_be_read_again(client: Client) -> None:
     assert "a0" in await client.page("a0")
     with pytest.raises(NotFoundError):
         await client.request("stranger")
-
-
-async def test_many_are_submitted_in_batches_and_all_are_accepted(client: Client) -> None:
-    requests = [RolloutRequest(rollout_id=f"r{n}", environment="scripted", task={}) for n in range(1100)]
-    accepted = await client.submit(requests)
-    assert [one.rollout_id for one in accepted] == [request.rollout_id for request in requests]
 
 
 async def test_groups_that_the_demand_cancelled_are_reported_instead_of_waited_for(client: Client) -> None:

@@ -69,22 +69,6 @@ def test_worker_seconds_are_all_slots_while_the_trainer_waits():
     assert result.waits == [33.0]
 
 
-def test_rollouts_wait_for_slots_in_their_order():
-    workers = Workers(replace(ONE, run=1))
-    assert simulate(workers, SingleGroup(workers, Task(0, pair(10.0, 30.0))), 0.0).seconds == 43.0
-
-
-def test_a_parked_agent_holds_no_slot_and_goes_on_where_it_was():
-    workers = Workers(replace(ONE, run=2))
-    alone = SingleGroup(workers, Task(0, pair(20.0, 30.0)))
-    parked = alone.group.jobs[0]
-    workers.call_at(3.0, lambda: workers.park(parked))  # at 8 it stands still, having worked for 7
-    workers.call_at(50.0, lambda: workers.unpark(parked))
-    result = simulate(workers, alone, 0.0)
-    assert result.seconds == 50.0 + 13.0 + 2.0
-    assert (result.busy, result.most_parked, workers.parked) == (50.0, 1, 0)
-
-
 def test_a_round_is_waited_for_and_its_surplus_is_lost():
     workers = Workers(replace(ONE, steps=2))
     result = simulate(workers, WaitForAll(workers, Given(pair(5.0, 5.0), pair(5.0, 50.0)), 2.0), 0.0)

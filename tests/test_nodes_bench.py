@@ -3,7 +3,6 @@
 import _nodes_real
 import _nodes_sim
 import nodes
-import pytest
 
 
 def test_the_simulated_points_have_a_hundred_thousand_rollouts() -> None:
@@ -24,11 +23,3 @@ def test_efficiency_is_over_as_many_times_one_node_and_makespan_over_the_undistu
     killed = "8 Ray nodes, one killed at half of the work: makespan over undisturbed"
     assert values[killed] == (1.2, 1.25)
     assert values[f"{killed}, with `resume`"] == (1.1, 1.15)
-
-
-@pytest.mark.slow
-def test_a_simulated_run_repeats_exactly(monkeypatch) -> None:
-    monkeypatch.setattr(_nodes_sim, "GROUPS", 1)
-    first, second = (_nodes_sim.execute(_nodes_sim.Point(nodes=2, seed=3)) for _ in range(2))
-    assert (first.throughput, first.virtual_seconds) == (second.throughput, second.virtual_seconds)
-    assert first.rollouts == 16

@@ -1,14 +1,11 @@
 """What ``bench tokens`` counts must be what it says: drift that exists is found, and the client's work is all there."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
-import tokens
 from tokens import count_drift, load_models
 
 from prorl_gym.inference.tokens import transcript
-from prorl_gym.inference.tokens.token_stream import DRIFT
 
 TEXT = Path(__file__).parents[1].joinpath("LICENSE").read_text()
 WORDS = TEXT.split()
@@ -42,18 +39,3 @@ def test_a_stream_that_rewrites_is_counted(known, monkeypatch):
 
     monkeypatch.setattr("tokens.Transcript", Forgetful)
     assert count_drift(known["small"], 4, WORDS, seed=1).drifted == 4
-
-
-@pytest.mark.parametrize("name", ["small", "llama style"])
-def test_a_rollout_has_the_length_that_its_figure_is_for(known, name, monkeypatch):
-    monkeypatch.setattr(tokens, "TURNS", 8)
-    monkeypatch.setattr(tokens, "TOKENS", 8 * 640)
-    checked = DRIFT.checked
-    cost = asyncio.run(tokens.rollout(known[name], TEXT, seed=1))
-    assert len(cost.turns) == 8
-    assert 0.9 * 8 * 640 <= cost.tokens <= 1.1 * 8 * 640
-    assert cost.total == sum(cost.turns) + cost.export
-    assert all(seconds > 0 for seconds in cost.turns)
-    assert DRIFT.checked == checked + 1
-    again = tokens.rendered_again(known[name], TEXT, 1, [1, 7])
-    assert again[7] > again[1] > 0

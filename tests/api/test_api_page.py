@@ -10,7 +10,6 @@ from page_scripts import load_script
 from pydantic import BaseModel
 
 from prorl_gym.client import wire_models
-from prorl_gym.errors import FailureKind
 from prorl_gym.records import SCHEMA_VERSION
 
 
@@ -60,15 +59,3 @@ def test_every_closed_list_of_words_is_in_the_document_and_on_the_page(script: A
     page = script.PAGE.read_text(encoding="utf-8")
     for found in listed:
         assert f"|{', '.join(f'`{word}`' if word else 'empty' for word in found)}|" in page
-
-
-def test_words_that_readers_take_as_text_are_listed_too(script: Any) -> None:
-    document = script.document()
-    schemas = document["components"]["schemas"]
-    for model, name, word in (
-        ("RolloutSummary", "status", "truncated"),
-        ("RolloutSummary", "detail", FailureKind.SANDBOX_LOST),
-        ("OutcomeCount", "cause", "policy"),
-        ("Retry", "stage", "eval"),
-    ):
-        assert word in script.words_of(schemas[model]["properties"][name], schemas)

@@ -140,19 +140,6 @@ async def test_a_demand_without_measure_is_kept_and_returned(served: Served) -> 
         assert response.status == 200
 
 
-async def test_another_body_for_an_id_is_a_conflict(served: Served) -> None:
-    await served.ask("POST", "/v1/rollouts", ask("a"))
-    assert await served.ask("POST", "/v1/rollouts", ask("a", reward=0.0)) == (
-        409,
-        {
-            "error": {
-                "what": "rollout a was submitted before with another body.",
-                "fix": "Send the same body again, or use a fresh rollout_id.",
-            }
-        },
-    )
-
-
 async def test_a_full_service_answers_when_to_retry(served: Served) -> None:
     await served.ask("POST", "/v1/rollouts", [ask(f"r{i}", run="hang") for i in range(5)])
     async with served.http.post(served.url + "/v1/rollouts", data=json.dumps(ask("more"))) as response:

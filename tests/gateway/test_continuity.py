@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from prorl_gym.errors import ConfigError
-from prorl_gym.gateway.chat_completions import read_messages
 from prorl_gym.gateway.responses import read_items
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, PromptBuilder, PromptOrigin, function_schema
@@ -67,12 +66,6 @@ def seen(items: list[dict[str, Any]]) -> list[int]:
     return items[-1]["prompt_token_ids"] + items[-1]["generation_token_ids"]
 
 
-async def test_first_prompt_is_the_rendered_conversation():
-    prompt = await Server().prompt(ASK)
-    assert prompt.origin is PromptOrigin.FIRST
-    assert "2+2?" in codec().decode(prompt.ids)
-
-
 async def test_call_that_was_cut_is_closed_first():
     prompt = await Server().prompt(ASK)
     ids = sampled("cut off in the mid")[:-1]
@@ -81,42 +74,6 @@ async def test_call_that_was_cut_is_closed_first():
     again = await Server().prompt([*ASK, cut, MORE])
     assert again.origin is PromptOrigin.EXTENDED
     assert again.ids[len(prompt.ids) + len(ids)] == codec().terminator_id
-
-
-@pytest.mark.parametrize("same_server", [True, False])
-async def test_five_turns_are_extended_and_checked_back_to_the_first_by_a_server_that_knows_none(same_server: bool):
-    items, server, known = list(ASK), Server(), list[int]()
-    for _ in range(5):
-        turn = await (server if same_server else Server()).turn(items, CALL)
-        assert seen(turn)[: len(known)] == known
-        known = seen(turn)
-        items += [*turn, RESULT]
-    prompt = await (server if same_server else Server()).prompt(items)
-    assert prompt.origin is PromptOrigin.EXTENDED
-    assert prompt.ids[: len(known)] == known
-    assert "4" in codec().decode(prompt.ids[len(known) :])
-
-
-@pytest.mark.parametrize("same_server", [True, False])
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda items: [{"role": "user", "content": "something else"}, *items[2:]],
-        lambda items: items[1:],
-        lambda items: [*items[:3], {**RESULT, "output": "shortened"}, *items[4:]],
-        lambda items: [*items[:2], *items[4:]],
-        lambda items: [*items[:-2], {**items[-2], "arguments": '{"a": 2}'}, items[-1]],
-    ],
-    ids=["other question", "no system message", "edited result", "dropped turn", "edited call"],
-)
-async def test_changed_history_is_a_new_segment(change: Any, same_server: bool):
-    server = Server()
-    first = await server.turn(ASK, CALL)
-    second = await server.turn([*ASK, *first, RESULT], CALL)
-    items = change([*ASK, *first, RESULT, *second, RESULT])
-    prompt = await (server if same_server else Server()).prompt(items)
-    assert prompt.origin is PromptOrigin.CHANGED
-    assert prompt.ids == codec().encode_prompt([entry.message for entry in read_items(items)], TOOLS)
 
 
 async def test_segment_that_was_begun_anew_goes_on_exactly():
@@ -128,14 +85,6 @@ async def test_segment_that_was_begun_anew_goes_on_exactly():
         prompt = await other.prompt([*changed, *second, RESULT])
         assert prompt.origin is PromptOrigin.EXTENDED
         assert prompt.ids[: len(seen(second))] == seen(second)
-
-
-async def test_turn_that_comes_back_as_text_is_remembered():
-    server = Server()
-    turn = await server.turn(ASK, CALL)
-    prompt = await server.prompt([*ASK, *bare(turn), RESULT])
-    assert prompt.origin is PromptOrigin.EXTENDED
-    assert prompt.ids[: len(seen(turn))] == seen(turn)
 
 
 async def test_conversation_without_a_session_finds_its_own():
@@ -176,16 +125,6 @@ async def test_ids_beyond_the_vocabulary_do_no_harm():
     assert (await Server().prompt([*ASK, *turn, RESULT])).origin is PromptOrigin.CHANGED
 
 
-async def test_thoughts_that_the_agent_drops_stay_in_the_context():
-    server = Server()
-    turn = await server.turn(ASK, f"<think>\nHm.\n</think>\n\nLet me see.\n{CALL}")
-    turn[0]["content"] = "Let me see."
-    prompt = await server.prompt([*ASK, *turn, RESULT])
-    assert [item["type"] for item in turn] == ["message", "function_call"], "text and call of one turn are one turn"
-    assert prompt.origin is PromptOrigin.EXTENDED
-    assert "Hm." in codec().decode(prompt.ids)
-
-
 async def test_template_may_drop_old_thoughts_at_a_user_turn_in_a_new_segment():
     strips = ChatCodec(codec().tokenizer)
     strips.encode_prompt = lambda messages, tools: codec().encode_prompt(messages[-1:], tools)  # type: ignore[method-assign]
@@ -217,18 +156,6 @@ async def test_conversations_that_begin_alike_are_a_group():
     turn = await server.turn(ASK, CALL)
     first, later, other = [await server.prompt(items) for items in (ASK, [*ASK, *turn, RESULT], [*ASK, MORE])]
     assert first.group_id == later.group_id != other.group_id
-
-
-async def test_chat_messages_give_the_same_prompts_as_items():
-    server = Server()
-    turn = await server.turn(ASK, CALL)
-    function = {"name": "python", "arguments": turn[-1]["arguments"]}
-    tokens = {key: turn[-1][key] for key in ("prompt_token_ids", "generation_token_ids")}
-    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": function}], **tokens}
-    chat = [*ASK, message, {"role": "tool", "tool_call_id": "c", "content": "4"}]
-    prompt = await PromptBuilder(codec(), SegmentCache()).build_prompt(read_messages(chat), TOOLS, "s")
-    assert prompt.origin is PromptOrigin.EXTENDED
-    assert prompt.ids == (await server.prompt([*ASK, *turn, RESULT])).ids
 
 
 @pytest.mark.parametrize(

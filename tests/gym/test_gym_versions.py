@@ -3,7 +3,6 @@
 `.ci/gym-versions` runs all of them.
 """
 
-import ast
 import json
 import re
 import runpy
@@ -30,7 +29,6 @@ from prorl_gym.trainers.responses_items import messages_from_items
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENTS = ("code", "math", "stem", "swe", "taskdir")
-SERVERS = sorted(gym_root().glob("*/*/app.py"))
 
 
 def composed(config: str) -> dict[str, Any]:
@@ -78,16 +76,6 @@ def test_a_program_that_ends_before_it_is_ready_fails_with_its_log(tmp_path: Pat
     with pytest.raises(CHECK.CheckError, match=r"(?s)ended with code 3.*no such server"):
         with CHECK.running(*program, folder=tmp_path, env={}, log=tmp_path / "log", ready=lambda: False):
             pytest.fail("it was never ready")
-
-
-@pytest.mark.parametrize("file", SERVERS, ids=lambda file: file.parent.name)
-def test_class_attributes_of_servers_are_annotated(file: Path):
-    """0.5.1 does not declare `ray_enabled`, and pydantic refuses a new attribute without a type."""
-    classes = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.ClassDef)]
-    servers = [node for node in classes if any("Simple" in ast.unparse(base) for base in node.bases)]
-    assert len(servers) == 1
-    assert not [ast.unparse(node) for node in servers[0].body if isinstance(node, ast.Assign)]
-    assert "ray_enabled: ClassVar[bool] = False" in map(ast.unparse, servers[0].body)
 
 
 @pytest.mark.parametrize("known", [True, False])

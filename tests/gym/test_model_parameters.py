@@ -105,14 +105,6 @@ def test_logprobs_of_a_chat_completion(monkeypatch: pytest.MonkeyPatch):
     assert logprobs == choice["message"]["generation_log_probs"]
 
 
-@pytest.mark.parametrize("route", ["responses", "chat/completions"])
-def test_stream_is_made_of_the_whole_answer(monkeypatch: pytest.MonkeyPatch, route: str):
-    with served(monkeypatch, said("forty-two")) as (client, _):
-        answer = client.post(f"/v1/{route}", json=(ASK if route == "responses" else CHAT) | {"stream": True})
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert "forty-two" in answer.text
-
-
 def test_thoughts_are_an_item_of_their_own(monkeypatch: pytest.MonkeyPatch):
     replies = (said("<think>\nHm.\n</think>\n\nFour."), said("<think>\nHm", closed=False))
     with served(monkeypatch, *replies, uses_reasoning_parser=True) as (client, _):

@@ -110,17 +110,6 @@ async def test_a_wrong_request_is_refused_in_vllms_words(changes, status, messag
     assert answer["error"]["code"] == status
 
 
-async def test_a_prefix_that_was_computed_counts_as_cached():
-    async with client() as oracle:
-        _, first = await oracle.complete("s")
-        longer = [*PROMPT, *first["choices"][0]["token_ids"], *PROMPT]
-        _, second = await oracle.complete("s", prompt=longer)
-        _, other = await oracle.complete("t", prompt=longer)
-    computed = len(PROMPT) + len(first["choices"][0]["token_ids"])
-    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == computed // 16 * 16 > 0
-    assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-
-
 async def running(oracle, count):
     async with asyncio.timeout(5):
         while await oracle.metric("vllm:num_requests_running") != count:

@@ -203,18 +203,6 @@ def test_what_waits_and_what_runs(browser: "Browser") -> None:
         assert page.url.endswith("#state=running")
 
 
-def test_curves_tell_their_values_to_the_keyboard(browser: "Browser") -> None:
-    world = busy(20)
-    world.history |= {"times": [0.0, 5.0, 10.0], "columns": {"init": [1, 2, None], "run": [7, 8, 9]}}
-    with shown(browser, world) as page:
-        plot = page.get_by_label("Stage occupancy: time")
-        plot.focus()
-        page.keyboard.press("Home")
-        assert (plot.get_attribute("aria-valuetext") or "").endswith("INIT 1, RUN 7")
-        page.keyboard.press("End")
-        assert (plot.get_attribute("aria-valuetext") or "").endswith("INIT \N{EN DASH}, RUN 9")
-
-
 def test_ten_thousand_rollouts(browser: "Browser") -> None:
     world = plain(busy(10_000))
     with shown(browser, world) as page:

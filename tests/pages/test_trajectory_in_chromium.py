@@ -211,21 +211,6 @@ def test_a_graded_patch_is_a_difference(browser: "Browser", written: Written) ->
         assert page.evaluate("() => window.ran") is None
 
 
-def test_the_timeline_begins_with_the_wait(browser: "Browser", written: Written) -> None:
-    record = rollout(accepted_at=100.0, begun_at=113.6, finished_at=116.9)
-    with opened(browser, written(render_rollout(record, decode))) as page:
-        expect(page.locator(".stages li").first).to_have_text("Waited to begin 13.6 s")
-
-
-def test_nothing_to_show_is_said(browser: "Browser", written: Written) -> None:
-    with opened(browser, written(render_rollout(failed(segments=[], messages=[], stages={}), None))) as page:
-        expect(page.locator("#conversation")).to_have_text("The record has no messages.")
-        page.get_by_role("button", name="Tokens").click()
-        page.get_by_role("button", name="Next turn").click()
-        page.locator("#stream").press("ArrowRight")
-        expect(page.locator("#stream")).to_have_text("No tokens were recorded.")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("phone", "dark"), [(False, False), (False, True), (True, True)])
 def test_it_is_accessible(browser: "Browser", written: Written, axe_rules: str, phone: bool, dark: bool) -> None:

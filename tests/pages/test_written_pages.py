@@ -46,17 +46,6 @@ def test_every_sandbox_bench_has_a_report(script: ModuleType) -> None:
     assert {about.name for about in script.SECTIONS} == set(script.load())
 
 
-def test_a_figure_stands_beside_its_peer_with_the_ratio(script: ModuleType) -> None:
-    page = script.page({"shell": report(row(wanted=3.0))})
-    assert "Peers: a rival.\n" in page
-    assert "|speed, ms|2|a 8|a 4|<= 4|" in page
-
-
-def test_backends_with_targets_of_their_own(script: ModuleType) -> None:
-    page = script.page({"shell": report(row(), row(backend="apptainer", target=40.0))})
-    assert "|speed, ms|2 / 2|a 8|a 4 / 4|<= 4 / 40|" in page
-
-
 @pytest.mark.parametrize(
     ("lost", "marks"),
     [
@@ -77,20 +66,6 @@ def test_what_is_lost_is_marked(
     page = script.page({"shell": report({**lost, "backend": backend})}).removeprefix(script.HEAD)
     marked = [cell for line in page.splitlines() if line[:1] == "|" for cell in line.split("|") if "**" in cell]
     assert marked == marks
-
-
-def test_a_figure_without_a_target_is_shown_only_when_a_peer_that_is_no_floor_is_better(script: ModuleType) -> None:
-    won, lost = row(target=None, name="won"), row(peer=1.0, target=None, name="lost")
-    floor = row(target=None, name="bare", peers=[{"name": "a loop (floor)", "value": 1.0, "target": None}])
-    page = script.page({"shell": report(won, lost, floor)})
-    assert "|lost, ms|" in page and "|won, ms|" not in page and "|bare, ms|" not in page
-
-
-def test_figures_that_measure_the_same_of_several_things_are_one_row_unless_one_is_lost(script: ModuleType) -> None:
-    named = [row(value, backend=None, name=f"{name}: speed") for name, value in (("a", 1.0), ("b", 2.0), ("c", 9.0))]
-    page = script.page({"shell": report(*named)})
-    assert "|speed, ms (a; b)|1 to 2|a 8|a 4 to 8|<= 4|" in page
-    assert "|c: speed, ms|**9**|a 8|a **0.89**|<= 4 **missed**|" in page
 
 
 def test_no_ratio_of_a_busy_machine(script: ModuleType) -> None:
@@ -158,30 +133,3 @@ def test_a_missed_target_that_is_not_in_the_chart_is_refused(chart: ModuleType, 
     row["value"] = row["target"] + 1
     with pytest.raises(SystemExit, match="cancel: engine and processes, p99"):
         chart.chart(reports)
-
-
-def test_a_figure_that_no_report_has_is_named(chart: ModuleType, reports: dict[str, Any]) -> None:
-    reports["balance"]["figures"] = []
-    with pytest.raises(SystemExit, match=r"balance\.json has no figure"):
-        chart.chart(reports)
-
-
-@pytest.mark.parametrize(
-    ("changes", "times", "missed"),
-    [
-        ({}, 4.0, False),
-        ({"value": 16.0}, 0.5, True),
-        ({"value": 16.0, "target": None}, 0.5, False),
-        ({"better": "higher"}, 0.25, True),
-        ({"value": 0.0}, float("inf"), False),
-    ],
-)
-def test_a_bar_is_how_many_times_better(chart: ModuleType, changes: dict[str, Any], times: float, missed: bool) -> None:
-    row = {"value": 2.0, "target": 4.0, "better": "lower", "unit": "ms", "peers": [{"name": "rival", "value": 8.0}]}
-    drawn = chart.measure({**row, **changes}, chart.Bar("speed", "shell", "speed", "rival", "a rival"))
-    assert (drawn.times, drawn.missed) == (times, missed)
-
-
-def test_worse_stands_left_of_the_middle_and_the_ends_hold(chart: ModuleType) -> None:
-    assert chart.LEFT == chart.place(0.0) < chart.place(0.5) < chart.place(1.0) < chart.place(2.0)
-    assert chart.place(float("inf")) == chart.RIGHT

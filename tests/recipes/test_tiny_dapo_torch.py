@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-import sampler as sampling
 import torch
 import warmup
 from aiohttp.test_utils import TestClient, TestServer
@@ -85,11 +84,6 @@ def test_a_prefix_that_was_computed_is_found_under_its_salt_and_changes_nothing(
     assert gap(model, second) < TOLERANCE
     (other,) = sample(sampler, [call([7, 8, 9, 10], salt="2")])
     assert other.cached == 0
-
-
-def test_more_calls_than_slots_wait(sampler: Sampler, model: Decoder):
-    calls = sample(sampler, [call([n + 5], seed=n) for n in range(sampling.SLOTS + 10)])
-    assert max(gap(model, one) for one in calls) < TOLERANCE
 
 
 def test_new_weights_drop_the_cache_and_label_what_follows(sampler: Sampler, language: TurnEncoder):

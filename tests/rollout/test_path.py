@@ -63,10 +63,3 @@ def test_whatever_the_steps_tell_the_ledger_about_an_attempt_is_in_the_table() -
     called = {name for _, file, *_ in steps() if file != "rollout/service.py" for name in ledger_calls(file)}
     written = {name for *_, ledger in steps() for name in re.findall(r"`(\w+)`", ledger)}
     assert called - written == BESIDE_THE_PATH
-
-
-def test_every_file_that_the_page_names_exists() -> None:
-    named = re.findall(r"`((?:[a-z_]+/)+\w+\.py)[`:]", PAGE.read_text())
-    roots = (ROOT, ROOT / "prorl_gym", ROOT / "prorl_gym/sandbox")
-    assert len(named) > 40
-    assert [name for name in named if not any((root / name).exists() for root in roots)] == []

@@ -1,14 +1,11 @@
 """The service: nothing accepted is lost, every id gets one record, infrastructure failures are made again."""
 
 import asyncio
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from prorl_gym.client.wire_models import DispatchStatus
 from prorl_gym.errors import CancelReason, ConflictError, FailureKind, NotFoundError, ShuttingDownError, TaskError
@@ -291,52 +288,6 @@ async def test_stop_with_a_full_disk_ends_and_loses_nothing() -> None:
     ledger.full = False
     ledger.reopen()
     assert [job.request.rollout_id for job in await ledger.pending_jobs()] == ["a", "b"]
-
-
-# --- model-based: random submits, cancels, failures and restarts ----------------------------------------------------
-
-ACTIONS = ["ok", "ok", "ok", "hang", "crash", "limit:tokens", "sandbox_limit", "engine_timeout", "image_missing"]
-
-
-@settings(max_examples=15, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**32))
-async def test_every_accepted_id_gets_exactly_one_record(seed: int) -> None:
-    dice, ledger = random.Random(seed), MemoryLedger()
-    accepted: set[str] = set()
-    first_records: dict[str, Rollout] = {}
-    for _ in range(dice.randint(1, 3)):  # lives of the service
-        bench = Bench(ledger, runner=RunnerConfig(queue=dice.randint(1, 3), init=1, run=dice.randint(1, 2), eval=1))
-        async with bench as service:
-            await _random_calls(dice, service, accepted)
-            for delivery in await ledger.read_records(None, 0, 1000):
-                first_records.setdefault((found := Rollout.model_validate_json(delivery.record)).rollout_id, found)
-        ledger.reopen()
-    async with Bench(ledger) as service:
-        await service.cancel(runs=["default"])
-        for rollout_id in accepted:
-            await settled(service, rollout_id)
-        written = [Rollout.model_validate_json(delivery.record) async for delivery in service.stream(follow=False)]
-    assert sorted(rollout.rollout_id for rollout in written) == sorted(accepted)
-    assert all(first_records[r.rollout_id] == r for r in written if r.rollout_id in first_records)
-    for rollout in written:
-        assert [retry.attempt for retry in rollout.retries] == sorted({retry.attempt for retry in rollout.retries})
-        assert all(retry.attempt < rollout.attempt for retry in rollout.retries)
-
-
-async def _random_calls(dice: random.Random, service: RolloutService, accepted: set[str]) -> None:
-    for _ in range(dice.randrange(80)):
-        match dice.randrange(8):
-            case 0 | 1:
-                scripts = {stage: dice.choice(ACTIONS) for stage in ("init", "run", "eval")}
-                request = ask(f"r{len(accepted)}", flaky=dice.randrange(3), sandboxes=dice.random() < 0.5, **scripts)
-                await service.submit([request])
-                accepted.add(request.rollout_id)
-            case 2 if accepted:
-                await service.cancel([f"r{dice.randrange(len(accepted))}"])
-            case 3:
-                await asyncio.sleep(0.001)
-            case _:
-                await asyncio.sleep(0)
 
 
 async def test_an_environment_that_is_not_known_is_refused_at_submit() -> None:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from sandbox_support import closing, fails_as, give_to_sandboxes, sandbox_uid
+from sandbox_support import closing, give_to_sandboxes, sandbox_uid
 
 from prorl_gym.errors import FailureKind, SandboxError
 from prorl_gym.sandbox.config import SandboxConfig
@@ -167,20 +167,6 @@ async def test_probe_works_and_reports_how(backend: NamespaceBackend) -> None:
     assert probe.ok, probe
     assert f"uid {sandbox_uid()}" in probe.detail
     assert await backend.probe() is probe
-
-
-async def test_dead_spawner_is_replaced(own_backend: NamespaceBackend) -> None:
-    box = await own_backend.start_sandbox(SandboxSpec())
-    spawner = await own_backend.spawner_pid()
-    os.kill(spawner, 9)
-    with fails_as(FailureKind.SANDBOX_LOST):
-        while True:  # ends with the kernel's answer to the kill
-            await box.exec(["true"], timeout=5)
-    assert not await box.is_alive()
-    await box.close()
-    other = await own_backend.start_sandbox(SandboxSpec())
-    assert await other.is_alive()
-    assert await own_backend.spawner_pid() != spawner
 
 
 async def test_closed_backend_starts_nothing(own_backend: NamespaceBackend) -> None:

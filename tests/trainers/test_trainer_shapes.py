@@ -19,11 +19,11 @@ from trainer_samples import (
     with_experts,
 )
 
-from prorl_gym.records import NOT_SAMPLED, Rollout
+from prorl_gym.records import Rollout
 from prorl_gym.trainers.areal import to_areal
 from prorl_gym.trainers.skyrl import to_skyrl
 from prorl_gym.trainers.slime import normalize_rewards, to_slime
-from prorl_gym.trainers.training_sequence import NoRewardError, single_sequences, training_sequences
+from prorl_gym.trainers.training_sequence import NoRewardError, training_sequences
 from prorl_gym.trainers.trl import served_reward, to_trl
 from prorl_gym.trainers.verifiers import to_verifiers
 from prorl_gym.trainers.verl import to_verl
@@ -41,12 +41,6 @@ def skyrl(*members: Rollout, step_wise: bool = False) -> dict[str, Any]:
 # --- what they have in common
 
 
-def test_a_sequence_is_the_record_cut_at_its_first_sampled_token():
-    (one,) = training_sequences(rollout())
-    assert (one.prompt_ids, one.response_ids, one.loss_mask) == (PROMPT, IDS[3:], MASK[3:])
-    assert (one.logprobs, one.versions) == (LOGPROBS[3:], [0, 0, NOT_SAMPLED, 0, 0])
-
-
 @pytest.mark.parametrize("ending", [failed, cancelled, overlong])
 def test_what_is_masked_has_its_tokens_but_no_loss(ending: Any):
     (one,) = training_sequences(ending())
@@ -58,12 +52,6 @@ def test_a_segment_in_which_nothing_was_sampled_is_no_sequence():
     assert training_sequences(silent()) == to_verl(silent()) == []
     text = segment().model_copy(update={"mask": [0] * 8, "logprobs": [0.0] * 8, "policy_versions": [-1] * 8})
     assert training_sequences(rollout(segments=[text])) == []
-
-
-def test_one_sequence_of_several_is_the_first_without_loss():
-    one, several = single_sequences([rollout(), two_segments()], PAD)
-    assert one == training_sequences(rollout())[0]
-    assert (several.response_ids, sum(several.loss_mask)) == (IDS[3:], 0)
 
 
 # --- verl

@@ -1,7 +1,5 @@
 """The OpenAPI document is complete, and its examples are what the models read."""
 
-import json
-import re
 from typing import Any
 
 import pytest
@@ -61,13 +59,6 @@ def test_every_body_and_answer_has_an_example_that_fits_its_schema(document: Any
                     Draft202012Validator(schema).validate(described["example"])
                     checked += 1
     assert checked > 100
-
-
-def test_references_lead_somewhere(document: Any) -> None:
-    text = json.dumps(document)
-    named = re.findall(r'"\$ref": "#/components/schemas/([^"]+)"', text)
-    assert len(named) == text.count('"$ref"')
-    assert set(named) <= set(document["components"]["schemas"])
 
 
 def test_pages_without_data_need_no_token_and_load_nothing_from_elsewhere(app: FastAPI) -> None:

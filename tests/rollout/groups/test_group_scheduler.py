@@ -170,11 +170,14 @@ def test_replacements_are_bounded_by_group() -> None:
     assert world.verdicts == {"g": "short"}
 
 
-@pytest.mark.parametrize("kind", [FailureKind.BAD_ROW, FailureKind.SERVICE_RESTARTED])
-def test_what_would_fail_again_is_not_replaced(kind: FailureKind) -> None:
+@pytest.mark.parametrize("kind", [FailureKind.BAD_ROW, FailureKind.SERVICE_RESTARTED, CancelReason.CLIENT])
+def test_what_would_fail_again_or_is_not_wanted_is_not_replaced(kind: FailureKind | CancelReason) -> None:
     world = World(Demand(groups=5))
     a, b = world.submit("g", 2)
-    world.fail(a, kind)
+    if isinstance(kind, CancelReason):
+        world.cancelled(a, kind)
+    else:
+        world.fail(a, kind)
     world.finish(b, 1.0)
     assert (set(world.made), world.verdicts) == ({a, b}, {"g": "short"})
 
@@ -193,14 +196,6 @@ def test_a_replacement_that_cannot_be_made_leaves_the_group_short() -> None:
     world.book.on_replacement_refused(replacement)
     world.act()
     assert world.verdicts == {"g": "short"}
-
-
-def test_a_client_that_cancels_a_member_leaves_the_group_short() -> None:
-    world = World(Demand(groups=5))
-    a, b = world.submit("g", 2)
-    world.cancelled(a, CancelReason.CLIENT)
-    world.finish(b, 1.0)
-    assert (set(world.made), world.verdicts) == ({a, b}, {"g": "short"})
 
 
 def straggling(stage: Stage = "init") -> tuple[World, str]:

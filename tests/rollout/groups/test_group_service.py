@@ -182,14 +182,6 @@ async def test_parked_agents_go_on_with_the_next_demand() -> None:
         assert await stand.verdict("slow") == "ready"
 
 
-async def test_parked_agents_are_cancelled_when_their_time_is_over() -> None:
-    async with Stand() as stand:
-        await stand.service.set_demand("run", Demand(groups=1, redundant=RedundantHandling(park_seconds=0.05)))
-        slow = await stand.begin("slow", [0.0, 1.0])
-        await stand.submit("fast", [0.0, 1.0])
-        assert [(await stand.end(name)).outcome.reason for name in slow] == [CancelReason.REDUNDANT] * 2
-
-
 async def test_a_drain_does_not_wait_for_parked_agents() -> None:
     stand = Stand()
     await stand.service.start()
@@ -266,15 +258,6 @@ async def test_a_demand_reaches_what_is_under_way() -> None:
         status = await stand.service.set_demand("run", Demand(groups=1, redundant=KILL))
         assert status.states == {"ready": 1, "redundant": 1}
         assert (await stand.end(working[0])).outcome.reason is CancelReason.REDUNDANT
-
-
-async def test_a_withdrawn_demand_frees_everything() -> None:
-    async with Stand() as stand:
-        await stand.service.set_demand("run", Demand(groups=0))
-        ids = await stand.submit("g", [0.0, 1.0])
-        assert (stand.service.groups.status("run").held, stand.stages) == (2, {})
-        await stand.service.set_demand("run", None)
-        assert [(await stand.end(name)).outcome.status for name in ids] == ["completed"] * 2
 
 
 async def test_the_end_of_a_demand_cancels_what_it_had_parked() -> None:

@@ -74,15 +74,6 @@ async def test_no_page_is_copied_for_a_record_that_is_written(ledger: SqliteLedg
     assert not any("SAVEPOINT" in one for one in statements)
 
 
-async def test_a_caller_that_goes_away_does_not_stop_the_writer(ledger: SqliteLedger) -> None:
-    gone = asyncio.create_task(ledger.add_rollouts([make("gone")]))
-    stays = asyncio.create_task(ledger.add_rollouts([make("stays")]))
-    await asyncio.sleep(0)
-    gone.cancel()
-    await stays
-    assert {job.request.rollout_id for job in await ledger.pending_jobs()} == {"gone", "stays"}
-
-
 async def test_close_writes_what_waits(path: Path, ledger: SqliteLedger) -> None:
     waiting = [asyncio.create_task(ledger.add_rollouts([make(f"r{i}")])) for i in range(20)]
     await asyncio.sleep(0)

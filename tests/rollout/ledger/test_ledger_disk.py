@@ -17,8 +17,6 @@ from ledger_writer import (
     ask,
     change,
     child,
-    lift_page_limit,
-    limit_pages,
     open_with_writer,
     opened,
     record,
@@ -31,8 +29,7 @@ from prorl_gym.records import Retry, Rollout
 from prorl_gym.rollout.ledger.ledger_config import LedgerConfig, LedgerFullError, StuckDiskError, UnreadableRecordError
 from prorl_gym.rollout.ledger.open_ledger import CommitMark
 from prorl_gym.rollout.ledger.sqlite_ledger import SqliteLedger
-from prorl_gym.rollout.ledger.writer_thread import LedgerWriter, WriterLimits
-from prorl_gym.rollout.scheduling.attempt_settler import LedgerRetry
+from prorl_gym.rollout.ledger.writer_thread import WriterLimits
 
 NOW = 1_900_000_000.0
 
@@ -172,27 +169,6 @@ def test_a_full_disk_takes_acknowledgements_cancels_and_demands(path: Path) -> N
         "pending": True,
         "demand": 9,
     }
-
-
-async def test_a_finished_rollout_is_insisted_upon_until_there_is_room(
-    ledger: SqliteLedger, writer: LedgerWriter
-) -> None:
-    await ledger.add_rollouts([ask("r0")])
-    await limit_pages(writer, 1)
-    insist = LedgerRetry(retry_seconds=0.01)
-    tries = 0
-
-    async def finish() -> int | None:
-        nonlocal tries
-        tries += 1
-        if tries == 3:
-            await lift_page_limit(writer)
-        return await ledger.finish(record("r0", 200_000))
-
-    assert await insist(finish) == 1
-    assert tries == 3
-    assert isinstance(await ledger.get("r0"), Rollout)
-    assert (await ledger.usage()).kept == 1
 
 
 # --- the disk budget ----------------------------------------------------------------------------------------------
@@ -375,13 +351,6 @@ async def test_a_record_that_cannot_be_read_is_reported_and_delivered(path: Path
         assert isinstance(await ledger.get("good"), Rollout)
         assert [delivery.cursor for delivery in await ledger.read_records(None, 0, 10)] == [1, 2]
         assert await ledger.demands() == {}
-
-
-async def test_no_log_is_left_beside_a_closed_ledger(path: Path) -> None:
-    """Moving it means moving one file, and the mark that says how many commits it has."""
-    async with opened(path) as ledger:
-        await ledger.add_rollouts([ask("a")])
-    assert sorted(os.listdir(path.parent)) == ["l.db", "l.db.lock", "l.db.mark"]
 
 
 # --- a disk that does not answer ------------------------------------------------------------------------------------

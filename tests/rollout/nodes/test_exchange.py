@@ -54,14 +54,6 @@ def test_every_message_is_processed_once_and_in_order(seed: int, count: int, pag
     assert outbox.page() == (count + 1, [])
 
 
-def test_a_page_after_a_missing_message_is_dropped() -> None:
-    inbox = Inbox[str]()
-    assert list(inbox.accept(2, ["b"])) == []
-    assert list(inbox.accept(1, ["a", "b"])) == ["a", "b"]
-    assert list(inbox.accept(1, ["a", "b", "c"])) == ["c"]
-    assert inbox.acknowledged == 3
-
-
 def test_an_acknowledgement_of_more_than_was_sent_drops_no_later_message() -> None:
     outbox = Outbox()
     outbox.send(message(0))

@@ -102,25 +102,6 @@ def test_evaluation_is_handed_out_first_and_is_fair_among_its_environments() -> 
     assert Counter(name.rstrip("012345") for name in handed[:6]) == {"aime": 3, "swe": 3}
 
 
-def test_environments_are_handed_out_by_what_their_work_takes() -> None:
-    line = lined_up(*(entry(f"{name}{number}", name) for name in ("math", "swe") for number in range(400)))
-    seconds = {"math": 0.0, "swe": 0.0}
-    for _ in range(40):
-        for one in line.dequeue(8):
-            length = 1.0 if one.environment == "math" else 20.0
-            seconds[one.environment] += length
-            line.settle_charge(one, length)
-    assert seconds["math"] == pytest.approx(seconds["swe"], rel=0.1)
-
-
-def test_a_cancelled_one_leaves_the_line() -> None:
-    a = entry("a")
-    line = lined_up(a)
-    line.remove_from_queue(a)
-    assert not line.queue_not_empty.is_set()
-    assert line.dequeue(1) == []
-
-
 # --- the dispatcher -----------------------------------------------------------------------------------------------
 
 

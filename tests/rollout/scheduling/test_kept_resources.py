@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -72,15 +71,3 @@ async def test_nothing_is_entered_after_the_end() -> None:
     with pytest.raises(RuntimeError, match="has ended"):
         await leases.enter_context(resource)
     assert resource.events == []
-
-
-async def test_what_cannot_be_entered_is_not_left() -> None:
-    @asynccontextmanager
-    async def refuses():
-        raise OSError("no")
-        yield
-
-    leases = SandboxLeases(EmptyBackend())
-    with pytest.raises(OSError, match="no"):
-        await leases.enter_context(refuses())
-    await leases.close()

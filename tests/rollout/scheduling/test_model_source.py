@@ -2,14 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
-from prorl_gym.agents.protocol import AssistantTurn
-from prorl_gym.agents.tools import FinishTool
 from prorl_gym.api.config import ServiceConfig
 from prorl_gym.environments.math.environment import MathEnvironment
 from prorl_gym.errors import EngineError, FailureKind, TaskError
@@ -18,9 +13,9 @@ from prorl_gym.inference.balance.engine_pool import EnginePool, PoolOptions
 from prorl_gym.inference.balance.health_monitor import FailoverOptions
 from prorl_gym.inference.protocol import GenerationRequest
 from prorl_gym.inference.tokens.template_check import load_codec
-from prorl_gym.records import Message, Rollout, RolloutRequest, ToolCall
+from prorl_gym.records import Message, Rollout, RolloutRequest
 from prorl_gym.rollout.protocol import Finished, Job
-from prorl_gym.rollout.scheduling.model_source import ModelPolicy, ModelPolicySource
+from prorl_gym.rollout.scheduling.model_source import ModelPolicySource
 from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.settings import RolloutSettings, resolve_settings
 from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply
@@ -201,31 +196,3 @@ def test_refused_address_is_shown_without_its_password(secret: str):
         source.open_session(job(f"http://{secret}@h:8000/v1"), resolve_settings())
     assert secret not in str(caught.value)
     assert "pass" not in str(caught.value)
-
-
-@dataclass
-class Session:
-    """Answers and remembers."""
-
-    answer: AssistantTurn
-    asked: list[Any]
-
-    async def start_conversation(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> AssistantTurn:
-        self.asked.append((messages, tools))
-        return self.answer
-
-    async def respond(self, messages: Sequence[Message]) -> AssistantTurn:
-        self.asked.append(messages)
-        return self.answer
-
-
-async def test_tools_travel_as_functions_and_turns_come_back():
-    made = (ToolCall(id="1", name="finish", arguments="{}"),)
-    session = Session(AssistantTurn("hm", made, ("bad",), "length", "hm <tool_call>"), [])
-    policy, prompt = ModelPolicy(session), [Message(role="user", content="hi")]
-    assert await policy.start_conversation(prompt, [FinishTool().spec]) == AssistantTurn(
-        "hm", made, ("bad",), "length", "hm <tool_call>"
-    )
-    assert await policy.respond(prompt) == AssistantTurn("hm", made, ("bad",), "length", "hm <tool_call>")
-    assert session.asked[0][1][0]["function"]["name"] == "finish"
-    assert session.asked[1] == prompt

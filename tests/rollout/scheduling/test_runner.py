@@ -88,8 +88,10 @@ class Bench:
         raise AssertionError(f"{stage} was not entered {count} times")
 
 
-async def one(backend: EmptyBackend | None = None, *, limits: RolloutSettings | None = None, **task: Any) -> Rollout:
-    bench = Bench(backend=backend)
+async def one(
+    environment: ScriptedEnvironment | None = None, *, limits: RolloutSettings | None = None, **task: Any
+) -> Rollout:
+    bench = Bench(environment=environment)
     await bench.runner.accept(job(limits=limits, **task))
     return (await bench.finish())["r0"]
 
@@ -164,9 +166,7 @@ async def test_a_timeout_error_of_the_environments_own_is_a_defect_not_a_deadlin
         async def run(self, *_: Any) -> None:
             raise TimeoutError("a library gave up")
 
-    bench = Bench(environment=Slow())
-    await bench.runner.accept(job())
-    assert end((await bench.finish())["r0"]) == ("failed", "internal", "run", None)
+    assert end(await one(Slow())) == ("failed", "internal", "run", None)
 
 
 async def test_a_defect_shows_its_traceback_to_the_log_only(caplog: pytest.LogCaptureFixture) -> None:
@@ -181,9 +181,7 @@ async def test_a_score_that_is_none_is_the_graders_failure() -> None:
         async def evaluate(self, *_: Any) -> Any:
             return None
 
-    bench = Bench(environment=Silent())
-    await bench.runner.accept(job())
-    assert end((await bench.finish())["r0"]) == ("failed", "grader_failed", "eval", None)
+    assert end(await one(Silent())) == ("failed", "grader_failed", "eval", None)
 
 
 async def test_a_record_that_cannot_be_written_becomes_an_internal_failure() -> None:
@@ -209,9 +207,7 @@ async def test_examples_in_the_first_prompt_are_counted_as_the_prompts() -> None
             context.artifacts.messages.append(Message(role="assistant", content="done"))
 
     for environment, count in ((FewShot(), 3), (TellsNothing(), 0)):
-        bench = Bench(environment=environment)
-        await bench.runner.accept(job())
-        assert (await bench.finish())["r0"].prompt_messages == count
+        assert (await one(environment)).prompt_messages == count
 
 
 async def test_a_release_that_hangs_does_not_hold_the_record() -> None:
@@ -338,9 +334,7 @@ async def test_an_overlong_rollout_is_graded_and_masked_by_choice(limit: str, ma
     named = tuple(one for one in Limit if (one == limit) == masked)
     seconds = 0.05 if limit == "time" else 60.0
     environment = ScriptedEnvironment(settings=RolloutSettings(mask_overlong=named, run_seconds=seconds))
-    bench = Bench(environment=environment)
-    await bench.runner.accept(job(run="hang" if limit == "time" else f"limit:{limit}", reward=0.5))
-    rollout = (await bench.finish())["r0"]
+    rollout = await one(environment, run="hang" if limit == "time" else f"limit:{limit}", reward=0.5)
     assert end(rollout) == ("truncated", limit, None, 0.5)
     assert rollout.settings is not None
     assert (rollout.settings.mask_overlong, rollout.masked) == (named, masked)
@@ -422,11 +416,3 @@ async def test_who_waits_for_room_can_be_cancelled():
     await asyncio.sleep(0.01)
     await bench.runner.cancel(["r0"], CancelReason.CLIENT)
     assert (await bench.finish())["r0"].outcome.status == "cancelled"
-
-
-@pytest.mark.parametrize(("run", "follows", "slots"), [(None, True, 256), (None, False, 64), (7, True, 7)])
-async def test_slots_of_run(run: int | None, follows: bool, slots: int):
-    runner = InProcessRunner(
-        environment_lookup(), FakePolicySource(), EmptyBackend(), RunnerConfig(run=run), has_kv_admission=follows
-    )
-    assert runner.pools.stages["run"].size == slots

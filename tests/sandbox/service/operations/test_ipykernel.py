@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sandbox_support import DEBIAN_IMAGE, closing, downloaded_once, fails_as
+from sandbox_support import DEBIAN_IMAGE, closing, downloaded_once
 
-from prorl_gym.errors import FailureKind
 from prorl_gym.sandbox.images.python_image import locked_wheels
 from prorl_gym.sandbox.protocol import Mount, Sandbox, SandboxSpec
 from prorl_gym.sandbox.service.namespace_backend import NamespaceBackend
@@ -94,13 +93,3 @@ async def test_its_sockets_are_the_sandboxs_own(kernel_box: Sandbox) -> None:
     names = {word for word in inside.stdout.decode().split() if word.startswith("@prorl-kernel-")}
     host = await asyncio.to_thread(Path("/proc/net/unix").read_text)
     assert len(names) == 5 and not [name for name in names if name in host]
-
-
-async def test_an_image_without_ipykernel_is_reported(backend: NamespaceBackend, spec: SandboxSpec) -> None:
-    box = await backend.start_sandbox(replace(spec, env={}, mounts=()))
-    with fails_as(
-        FailureKind.IMAGE_BROKEN, match=r"has no ipykernel that works .*No module named 'ipykernel'"
-    ) as raised:
-        await box.python()
-    await box.close()
-    assert "images build prorl-python" in raised.value.fix

@@ -103,11 +103,14 @@ class MessageEvents:
         events = b""
         for index, block in enumerate(answer["content"]):
             kind = block["type"]
+            begun = dict(block)
             if kind == "tool_use":
-                begun, delta = {"input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+                begun["input"] = dict[str, Any]()
+                delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
             else:
-                begun, delta = {kind: ""}, {"type": f"{kind}_delta", kind: block[kind]}
-            events += _event("content_block_start", index=index, content_block={**block, **begun})
+                begun[kind] = ""
+                delta = {"type": f"{kind}_delta", kind: block[kind]}
+            events += _event("content_block_start", index=index, content_block=begun)
             events += _event("content_block_delta", index=index, delta=delta)
             events += _event("content_block_stop", index=index)
         delta = {key: answer[key] for key in ("stop_reason", "stop_sequence")}

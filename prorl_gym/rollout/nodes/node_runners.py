@@ -416,9 +416,19 @@ class NodeRunners:
         if assignment is None or assignment.job.attempt != message.attempt:  # this attempt was over before
             node.outbox.send(wire.Settled(rollout_id=message.rollout_id, attempt=message.attempt))
             return
+        try:
+            record = Rollout.model_validate_json(message.record)
+            if (record.rollout_id, record.attempt) != (message.rollout_id, message.attempt):
+                raise ValueError(f"it is the record of attempt {record.attempt} of {record.rollout_id}")
+        except ValueError as error:  # nothing accepted is lost, whatever its node writes
+            _LOG.error("node %s: the record of %s cannot be used: %s", node.name, message.rollout_id, error)
+            what = f"node {node.name} wrote a record that cannot be read ({type(error).__name__})."
+            stage = assignment.position.stage
+            outcome = Outcome(status="failed", kind=FailureKind.INTERNAL, stage=stage, message=what)
+            record = terminal_record(assignment.job, outcome)
         self._unsettled[message.rollout_id, message.attempt] = node
         self._forget(node, message.rollout_id)
-        self._events.put_nowait(Finished(rollout=Rollout.model_validate_json(message.record)))
+        self._events.put_nowait(Finished(rollout=record))
 
     def _end(self, node: _Node, rollout_id: str, message: str) -> None:
         """End an attempt that its node does not end: as cancelled, if it was, and otherwise as lost."""

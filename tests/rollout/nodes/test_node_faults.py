@@ -22,7 +22,15 @@ from prorl_gym.records import Rollout, RolloutRequest
 from prorl_gym.rollout.ledger.ledger_config import LedgerError
 from prorl_gym.rollout.nodes.node import LeaseExpiredError, Node
 from prorl_gym.rollout.nodes.node_runners import NodeRunners, NodesConfig
-from prorl_gym.rollout.nodes.wire import ExchangeAnswer, JoinBody, JoinResponse, LeaveBody, Outbox
+from prorl_gym.rollout.nodes.wire import (
+    AttemptFinished,
+    ExchangeAnswer,
+    ExchangeBody,
+    JoinBody,
+    JoinResponse,
+    LeaveBody,
+    Outbox,
+)
 from prorl_gym.rollout.scheduling.attempt_settler import RetryConfig
 from prorl_gym.rollout.scheduling.runner import InProcessRunner, RunnerConfig
 from prorl_gym.rollout.service import RolloutService
@@ -272,6 +280,30 @@ async def test_a_cancelled_rollout_on_a_lost_node_ends_as_cancelled() -> None:
         await cluster.service.cancel(ids)
         records = await cluster.records(ids)
         assert records["r0"].outcome.reason is CancelReason.CLIENT
+
+
+@pytest.mark.parametrize("is_json", [True, False])
+def test_a_record_that_cannot_be_used_ends_its_rollout(is_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = NodeRunners.exchange
+
+    def damage(message: Any) -> Any:
+        if not isinstance(message, AttemptFinished):
+            return message
+        record = message.record.replace('"r0"', '"r1"') if is_json else message.record[:-1]
+        return message.model_copy(update={"record": record})
+
+    async def damaged(self: NodeRunners, name: str, body: ExchangeBody) -> str:
+        return await exchange(self, name, body.model_copy(update={"messages": tuple(map(damage, body.messages))}))
+
+    monkeypatch.setattr(NodeRunners, "exchange", damaged)
+
+    @virtually
+    async def drive() -> None:
+        async with Cluster("a") as cluster:
+            rollout = (await cluster.records(await cluster.submit(1)))["r0"]
+            assert (rollout.outcome.kind, rollout.reward) == (FailureKind.INTERNAL, None)
+
+    drive()
 
 
 @virtually

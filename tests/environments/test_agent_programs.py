@@ -108,11 +108,11 @@ async def test_the_end_of_a_long_log_is_kept(leases: Leases):
 async def test_a_deadline_kills_the_program_and_all_below_it_and_keeps_its_log(leases: Leases):
     gateway = ScriptedGateway([ScriptedTurn("x")])
     artifacts = Artifacts()
-    script = f"{ask()}; setsid sleep 424243 & sleep 424243"
+    script = f"{ask()}; setsid sleep 4242 & sleep 4242"
     running = asyncio.ensure_future(run_program(leases, script, gateway, artifacts))
     async with asyncio.timeout(60):
         sandbox = await leases.get_agent_sandbox(CodeEnvironment.sandbox)
-        count = ["sh", "-c", "grep -lsa 42424[3] /proc/[0-9]*/cmdline | wc -l"]
+        count = ["sh", "-c", "grep -lsx sleep /proc/[0-9]*/comm | wc -l"]
         while int((await sandbox.exec(count, timeout=20)).stdout) < 2:  # noqa: ASYNC110 - nothing tells us from inside
             await asyncio.sleep(0.02)
     running.cancel()

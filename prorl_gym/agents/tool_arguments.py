@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prorl_gym.agents.protocol import ToolSpec
+from prorl_gym.inference.strict_json import STRICT_JSON, is_too_deep
 from prorl_gym.inference.toolcalls.argument_schema import accepts
 
 
@@ -19,11 +20,11 @@ class BadArguments(Exception):
 def parse_arguments(spec: ToolSpec, text: str) -> Mapping[str, Any]:
     """Parse the JSON text of a call's arguments as the model wrote it. Raises as ``check_arguments``."""
     try:
-        values: Any = json.loads(text)
+        values: Any = STRICT_JSON.decode(text)
     except (ValueError, RecursionError):
         raise _error(spec, "they are not valid JSON") from None
-    if not isinstance(values, dict):
-        raise _error(spec, "they are not a JSON object")
+    if not isinstance(values, dict) or is_too_deep(values):
+        raise _error(spec, "they are not a JSON object, or nested too deep")
     return check_arguments(spec, values)  # pyright: ignore[reportUnknownArgumentType]
 
 

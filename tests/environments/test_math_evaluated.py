@@ -11,7 +11,7 @@ from tests.environments.worker_support import InlineWorkers
 
 QUESTIONS = read_corpus(Path(__file__).parents[1] / "corpora" / "math_questions.jsonl", MathQuestion)
 
-ASKED = "what the question asks for"
+EVALUATED = ("what the question asks for", "answers in the style of contests and textbooks")
 """Answers that are evaluated, and right or wrong by the question: units of a count, remainders, bases."""
 
 
@@ -21,7 +21,7 @@ def test_an_answer_is_to_be_evaluated(why: str):
         if example.why == why:
             golds = [example.gold] if isinstance(example.gold, str) else example.gold
             found = grade({"gold": golds, "answer": example.answer, "question": example.question})
-            is_evaluated = example.correct or why == ASKED
+            is_evaluated = example.correct or why in EVALUATED
             assert found == {"equal": example.correct, "evaluated": is_evaluated}, example
 
 

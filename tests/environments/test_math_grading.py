@@ -1,5 +1,6 @@
 """The math grader: a labelled corpus, hostile answers, and failures that are not the answer's."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from prorl_gym.environments.worker_pool import (
 from prorl_gym.errors import Cause, FailureKind, GraderError, TaskError
 from tests.environments.worker_support import ScriptedWorkers
 
-CLASSES = Path(__file__).parents[1] / "corpora" / "math_classes.jsonl"
+CORPORA = Path(__file__).parents[1] / "corpora"
+CLASSES = CORPORA / "math_classes.jsonl"
+BOXES = [json.loads(line) for line in (CORPORA / "boxes.jsonl").read_text(encoding="utf-8").splitlines()]
+"""Messages, and the content of their last box or why they have none."""
 
 
 @pytest.fixture(scope="module")
@@ -30,60 +34,19 @@ def pool():
     workers.close()
 
 
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        ("so \\boxed{42}.", "42"),
-        ("\\boxed{1} or rather \\boxed{2}", "2"),
-        ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
-        ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"),
-        ("\\boxed{\\left\\{ x \\right.}", "\\left\\{ x \\right."),
-        ("\\boxed{\\boxed{7}}", "7"),
-        ("\\boxed{ $\\boxed{7}$ }", "7"),
-        ("$\\boxed{$7$}$", "7"),
-        ("\\boxed {7}", "7"),
-        ("\\boxed{日本}", "日本"),
-        ("{" * 1000 + "\\boxed{7}", "7"),
-        ("$\\boxed 7$.", "7"),
-        ("\\boxed{\\boxed{14}+1}", "{14}+1"),
-        ("\\boxed{-\\boxed{14}}", "-{14}"),
-        ("\\boxed{\\text{so }\\boxed{5}}", "\\text{so }{5}"),
-        ("\\boxed{4}. I used \\boxed as told.", "4"),
-        ("\\boxed{4} Note: I wrote it in \\boxed{}.", "4"),
-        ("\\boxed{4} stands in `\\boxed{...}`", "4"),
-        ("\\boxed{4\\ }", "4"),
-        ("\\boxed{4}; I used \\boxed 3 times", "4"),
-    ],
-)
-def test_last_box_is_found(text: str, content: str):
-    assert last_boxed(text) == content
+@pytest.mark.parametrize("row", BOXES, ids=lambda row: row["text"])
+def test_last_box_is_found(row: dict[str, str]):
+    if "why" in row:
+        with pytest.raises(NoAnswerError, match=row["why"]):
+            last_boxed(row["text"])
+    else:
+        assert last_boxed(row["text"]) == row["content"]
 
 
 def test_a_model_that_repeats_a_box_takes_no_time_that_grows_with_its_square():
-    assert last_boxed("\\boxed{" * 50_000 + "7" + "}" * 50_000) == "7"
+    assert last_boxed("\\boxed{" * 50_000 + "7" + "}" * 50_000) == last_boxed("{" * 1000 + "\\boxed{7}") == "7"
     with pytest.raises(NoAnswerError, match="not closed"):
         last_boxed("\\boxed{" * 50_000)
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("", "no boxed answer"),
-        ("42", "no boxed answer"),
-        ("boxed{42}", "no boxed answer"),
-        ("\\boxed{42", "not closed"),
-        ("\\boxed{1} then \\boxed{2", "not closed"),
-        ("\\boxed{42\\}", "not closed"),
-        ("\\boxed{42\\", "not closed"),
-        ("\\boxed{}", "empty"),
-        ("\\boxed{ $ $ }", "empty"),
-        ("\\boxed", "no braces"),
-        ("\\boxed 42", "no braces"),
-    ],
-)
-def test_missing_box_reports_why(text: str, why: str):
-    with pytest.raises(NoAnswerError, match=why):
-        last_boxed(text)
 
 
 async def test_right_and_wrong_are_scored_in_a_worker(pool: WorkerPool):

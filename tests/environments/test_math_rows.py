@@ -54,7 +54,7 @@ def test_answer_may_stand_in_the_solution_only():
         ({"answer": True, "solution": ""}, "no answer"),
         ({"answer": "$ $", "solution": "\\boxed{"}, "no answer"),
         ({"answer": "\\frac{1}{"}, "the answer cannot be read"),
-        ({"answer": "all real numbers except 2"}, "the answer cannot be read"),
+        ({"answer": "all odd numbers except 2"}, "the answer cannot be read"),
         ({"answer": "???"}, "the answer cannot be read"),
         ({"answer": "Proof omitted, see text above for it."}, "the answer is prose"),
         ({"answer": ["2", "The first player wins whatever the second does"]}, "the answer is prose"),

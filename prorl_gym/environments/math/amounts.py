@@ -11,7 +11,7 @@ from functools import cache
 from prorl_gym.environments.answers import units
 from prorl_gym.environments.answers.number_words import DIVISORS
 from prorl_gym.environments.math.answer_forms import Amount, Dimension, Form, Labelled, Unit
-from prorl_gym.environments.math.answer_text import strip_text_macros
+from prorl_gym.environments.math.answer_text import normalize_latex, strip_text_macros
 from prorl_gym.environments.math.expressions import (
     FUNCTIONS,
     GREEK,
@@ -48,7 +48,9 @@ _FACTORS = re.compile("[a-zA-Z]{2,3}")
 _LAST_TERM = re.compile(r"[-+]\s*+(\d+(?:\.\d+)?)?$")
 _QUANTITIES = re.compile(r"\d+(?:\.\d+)?\s*+[a-zA-Z]{2,3}(?:\s*+[-+]\s*+\d+(?:\.\d+)?\s*+[a-zA-Z]{2,3})+")
 
-_ASKED = re.compile(r"\b(?:how many|in) ([a-z]{2,})", re.IGNORECASE)
+_ASKED = re.compile(
+    r"\b(how many|number of|in) ((?:(?:square|cubic) )?[a-z]{2,}(?: ?/ ?[a-z]+| per [a-z]+)?)", re.IGNORECASE
+)
 _UNITS = {
     "length": "m meter metre cm centimeter centimetre mm millimeter millimetre km kilometer kilometre dm decimeter "
     "decimetre nm nanometer inch inches in ft foot feet yd yard mi mile",
@@ -77,6 +79,7 @@ Years are not counted in days, nor pounds in grams, since no exact answer conver
 """
 _OTHER_UNITS: dict[str, dict[str, str]] = {
     "joule": {"kwh": "3600000"},
+    "length time^-1": dict.fromkeys(("kph", "kmph", "kmh"), "5/18"),
     "usd": {"usd": "1", "dollar": "1", "buck": "1", "cent": "1/100", "cents": "1/100"},
     "euro": {"eur": "1", "euro": "1"},
     "sterling": {"gbp": "1"},
@@ -125,16 +128,19 @@ def has_invented_unit(answer: Form | None, gold: str, question: str) -> bool:
     A count of fixed width (``073``) has none. Without a question the gold answer may have left the unit out.
     """
     amount = answer.form if isinstance(answer, Labelled) else answer
-    if not isinstance(amount, Amount) or not (count := gold.strip("$ ")).isdigit():
+    if not isinstance(amount, Amount) or not (count := normalize_latex(gold)).isdigit():
         return False
     dimension = (("percent", 1),) if amount.percent else amount.unit.dimension if amount.unit is not None else None
     if not dimension or (len(count) > 1 and count.startswith("0")):
         return bool(dimension)
     kinds = {kind for kind, _ in dimension}
-    asked = [unit for name in _ASKED.findall(question) if (unit := _find_unit(name.casefold())) is not None]
-    same = [unit.factor for unit in asked if unit.dimension == dimension]
+    names = [(how, name.casefold().replace("/", " / ").split()) for how, name in _ASKED.findall(question)]
+    asked = [(how, unit) for how, words in names if (unit := _parse_unit(words)) is not None]
+    same = [unit.factor for _, unit in asked if unit.dimension == dimension]
     if amount.unit is not None and same and amount.unit.factor not in same:
         return True  # 42 hours where minutes are asked for
+    if not same and any(how != "in" and not kinds.isdisjoint(dict(unit.dimension or ())) for how, unit in asked):
+        return True  # 42 cubic metres where square metres are
     named = map(_find_unit, set(re.findall(r"[a-z]{2,}", question.casefold())) - {"in"})
     is_named = any(not kinds.isdisjoint(dict(unit.dimension or ())) for unit in named if unit is not None)
     return bool(question) and not is_named and _MEASURES.get(dimension[0][0], _PLAIN_MEASURES).search(question) is None
@@ -373,19 +379,19 @@ def _find_suffix(text: str) -> int | None:
             len(token) <= 3
             and token.isascii()
             and (_find_unit(token) is None or _has_more_formula(text, match))
-            and not re.search(r"[\d)}]\s+$", text[: match.start()])
+            and (not re.search(r"[\d)}]\s+$", text[: match.start()]) or _has_more_formula(text, match, ""))
         ):
             continue  # a product of variables
         return match.start()
     return None
 
 
-def _has_more_formula(text: str, match: re.Match[str]) -> bool:
+def _has_more_formula(text: str, match: re.Match[str], signs: str = "+-") -> bool:
     r"""Whether a formula goes on behind a word: ``2mg + v``, ``\frac{2mg}{3}``. Behind a unit nothing does."""
     depth = 0
     for sign in text[match.end() :]:
         depth += {"{": 1, "(": 1, "}": -1, ")": -1}.get(sign, 0)
-        if depth < 0 or (depth == 0 and sign in "+-"):
+        if depth < 0 or (depth == 0 and sign in signs):
             return True
     return False
 

@@ -68,9 +68,12 @@ _COMPUTATION = re.compile(
 )
 _UNSOLVED_CONDITION = re.compile(r"\||-[a-df-hj-zA-Z]")
 """Signs of a condition on a variable that is to be solved: ``|x| < 2``, ``-x > 1``."""
-_IMAGINARY_UNIT = re.compile(r"(?<![\\a-zA-Z_])i(?![a-zA-Z_'(])")
-_PRINTED_UNIT = re.compile(r"(?<![\\a-zA-Z_])I(?![a-zA-Z_'(=]| =)|(\d ?[-+] ?[\d.]++)j(?![a-zA-Z_^'(])")
-"""The imaginary unit of sympy, and of Python behind a real part (``3j`` alone may be a vector)."""
+_PRINTED_CONSTANTS = [
+    (name, *(re.compile(rf"(?<![\\a-zA-Z_]){letter}(?![a-zA-Z_'(=]| =)") for letter in (name, printed)))
+    for name, printed in (("i", "I"), ("i", "j"), ("e", "E"))
+]
+"""The imaginary unit and Euler's number, how answers spell them, and how sympy and engineers do."""
+_SUM = re.compile(r"[^-+({,= ] ?[-+]")
 _BASE = re.compile(r"\bbase[- ]*\$?\{?(\d+)")
 _KINDS = get_args(Form)
 _UNREADABLE = (UnreadableExpressionError, ArithmeticError, ValueError, RecursionError)
@@ -105,7 +108,7 @@ def is_accepted(gold: str | Sequence[str], answer: str, question: str = "") -> b
 def is_equal(one: str, other: str) -> bool:
     """Whether two answers are the same. Symmetric; nothing equals an empty, meaningless or unreadable answer."""
     first, second = answer_text.normalize_latex(one), answer_text.normalize_latex(other)
-    first, second = _with_imaginary_unit(second, first), _with_imaginary_unit(first, second)
+    first, second = _with_constants(second, first), _with_constants(first, second)
     if not answer_text.has_content(first) or not answer_text.has_content(second):
         return False
     left, right = _parse_or_none(first), _parse_or_none(second)
@@ -162,11 +165,15 @@ def _is_numeral_in_asked_base(gold: Form | None, answer: str, question: str) -> 
     return _read(f"{answer.strip('$ ')}_{{{gold.base}}}") == gold
 
 
-def _with_imaginary_unit(one: str, other: str) -> str:
-    """Return the second text with ``i`` in place of ``I`` or ``j``, where only the first has ``i``."""
-    if other == "I" or _IMAGINARY_UNIT.search(one) is None or _IMAGINARY_UNIT.search(other) is not None:
-        return other
-    return _PRINTED_UNIT.sub(r"\1i", other)
+def _with_constants(one: str, other: str) -> str:
+    """Return the second text with ``i`` and ``e`` for its ``I``, ``j`` and ``E``, where only the first has these."""
+    if len(other) == 1:
+        return other  # a letter of its own, not a value
+    for name, spelled, printed in _PRINTED_CONSTANTS:
+        is_unit = "j" not in printed.pattern or (_SUM.search(other) is not None and "k" not in other)  # no vector 3j
+        if is_unit and spelled.search(one) is not None and spelled.search(other) is None:
+            other = printed.sub(name, other)
+    return other
 
 
 def _read(answer: str) -> Form | None:
@@ -305,9 +312,8 @@ def _is_same_family(one: IntegerFamily, other: Form) -> bool:
     if not isinstance(other, IntegerFamily):
         letter = number_sets.find_parameter(other)
         # 2n may be a number in the question: it is not "even", but n = 2k may be "n is even".
-        is_class = one.letter == number_sets.PARAMETER and not (
-            isinstance(one.form, Labelled) and isinstance(other, Labelled)
-        )
+        has_names = bool(number_sets.names_of(one.form) and number_sets.names_of(other))
+        is_class = one.letter == number_sets.PARAMETER and not has_names
         if letter is None or is_class:
             return False
         other = IntegerFamily(letter, other, one.domain)
@@ -330,6 +336,8 @@ def _names_match(one: str, other: str) -> bool:
     words = [_WORD.search(re.sub(r"\\[a-zA-Z]+", "", name)) is not None for name in (one, other)]
     if any(words):
         return not all(words) or one.casefold() == other.casefold()
+    if one.count("'") == other.count("'"):
+        one, other = one.replace("'", ""), other.replace("'", "")
     for function, name in ((one, other), (other, one)):
         match = _FUNCTION.fullmatch(function)
         if match is not None and "'" not in function and is_name(name):

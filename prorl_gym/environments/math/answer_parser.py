@@ -52,6 +52,8 @@ _INTEGER = re.compile(
     r"(?:is\s+)?(?:an|any)\s+integer\s*+\}?$"
 )
 _ONLY = re.compile(r"(?<!\s)\s*+\bonly\b(?=\s*+\}?$)")
+_MAX_TERMS = 60
+"""Longest progression that is written out."""
 _REVERSED = re.compile(r"([\](\[])([^()\[\]]*),([^()\[\]]*)([\[)\]])")
 _CHOICE = re.compile(
     r"(?:\\text\s*+\{\s*+\(?([A-E])\)\s*+\}|\(([A-E])\)|\\text\s*+\{\s*+([A-E])[.:]?\s*+\}|([A-E])[.:)])\s*+(.*)"
@@ -257,7 +259,10 @@ def _parse_several(text: str) -> Form | None:
     forms = tuple(_parse_form(part, is_item=True) for _, part in parts)
     signs = {sign for sign, _ in parts[1:]}
     if any(part == "\\ldots" for _, part in parts):
-        return BracketedTuple(_shorten_progression(forms), "", "")  # what goes on in between has an order
+        forms = _complete_progression(forms)
+        if WordAnswer("\\ldots") in forms:
+            return BracketedTuple(forms, "", "")  # what goes on in between has an order
+        return AnswerCollection(forms, is_set=False)
     if "\\or" in signs and any(re.fullmatch("[A-H]", part) for _, part in parts):
         raise UnreadableExpressionError("one option or another")
     if any(isinstance(form.form if isinstance(form, Labelled) else form, RealSet | Inequality) for form in forms):
@@ -265,18 +270,35 @@ def _parse_several(text: str) -> Form | None:
     return _to_assignment(forms, signs) or AnswerCollection(_flatten([part for _, part in parts], forms), is_set=False)
 
 
-def _shorten_progression(forms: tuple[Form, ...]) -> tuple[Form, ...]:
-    r"""Return ``1, 2, 3, \\ldots, 99, 100`` with its first two terms and its last; all else as it is."""
+def _complete_progression(forms: tuple[Form, ...]) -> tuple[Form, ...]:
+    r"""Return all terms of ``1, 3, \\ldots, 9``; of one that is long or ends in a letter its first terms and its last.
+
+    From two terms in front it goes on by differences, from three also by quotients. All else stays as it is.
+    """
     marks = [at for at, form in enumerate(forms) if form == WordAnswer("\\ldots")]
     if len(marks) != 1 or marks[0] < 2:
         return forms
     values = [rational_value(form.value) if isinstance(form, Amount) and form.unit is None else None for form in forms]
     before, after = values[: marks[0]], values[marks[0] + 1 :]
     pairs = [*pairwise(before), *pairwise(after)]
-    steps = {None if one is None or other is None else other - one for one, other in pairs}
-    return (
-        (*forms[:2], forms[marks[0]], *forms[marks[0] + 1 :][-1:]) if len(steps) == 1 and None not in steps else forms
-    )
+    for operation, given in (("-", 2), ("/", 3)):
+        steps = {_step(operation, one, other) for one, other in pairs}
+        if len(before) < given or len(steps) != 1 or (step := steps.pop()) is None or before[0] is None:
+            continue
+        terms = [before[0]]
+        while len(terms) < _MAX_TERMS and terms[-1] != values[-1]:
+            terms.append(terms[-1] + step if operation == "-" else terms[-1] * step)
+        if after and terms[-1] == values[-1] and len(terms) >= len(forms) - 1:
+            return tuple(Amount(Number(term)) for term in terms)
+        return (*forms[:given], forms[marks[0]], *forms[marks[0] + 1 :][-1:])
+    return forms
+
+
+def _step(operation: str, one: Fraction | None, other: Fraction | None) -> Fraction | None:
+    """Return what leads from a term to the next; ``None`` where one is no number, or nothing does."""
+    if one is None or other is None or one in (other, 0 if operation == "/" else other):
+        return None
+    return other - one if operation == "-" else other / one
 
 
 def _combine_conditions(forms: Sequence[Form], signs: set[str]) -> Form:
@@ -351,6 +373,8 @@ def _parse_brackets(text: str) -> Form | None:
     items = [part for _, part in split_top_level(content, (",", ";"))]
     if len(items) == 1:
         is_factor = _expression_or_none(text) is not None
+        if text.startswith("[[") and text.count("[") == 2 and isinstance(row := _parse_form(content), BracketedTuple):
+            return BracketedTuple((row,), opening, closing)
         return None if opening != "(" or closing != ")" or is_factor else _parse_form(content)
     if len(items) == 2 and closing != {"(": ")", "[": "]"}.get(opening, closing):
         low, high = map(parse_expression, items)
@@ -358,7 +382,7 @@ def _parse_brackets(text: str) -> Form | None:
             return BracketedTuple((Amount(low), Amount(high)), opening, closing)
         return number_sets.interval(low, high, opening == "[", closing == "]")
     return BracketedTuple(
-        _shorten_progression(tuple(_parse_form(item, is_item=True) for item in items)),
+        _complete_progression(tuple(_parse_form(item, is_item=True) for item in items)),
         opening.replace("\\langle", "("),
         closing.replace("\\rangle", ")"),
     )
@@ -384,7 +408,7 @@ def _parse_set(content: str) -> Form:
         return form
     parts = [part for _, part in split_top_level(content, (",", ";"))]
     items = _flatten(parts, [_parse_form(part, is_item=True) for part in parts])
-    return AnswerCollection(_shorten_progression(items), is_set=True)
+    return AnswerCollection(_complete_progression(items), is_set=True)
 
 
 def _parse_union(text: str) -> Form | None:

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from prorl_gym.environments.answers import tex
 from prorl_gym.environments.answers.number_words import ordinal_suffix
-from prorl_gym.environments.math.expressions import FUNCTIONS, GREEK
+from prorl_gym.environments.math.expressions import FUNCTIONS, GREEK, PRINTED_FUNCTIONS
 
 # ruff: noqa: RUF001 - look-alike signs are what this file is about
 
@@ -117,20 +117,36 @@ _EVERYWHERE = re.compile(
     r"(?: ?\} ?[a-z]| [a-z] ?\})$"
 )
 """A clause behind a formula that restricts nothing: ``for all x``."""
+_DERIVATIVE = re.compile(r"^\\frac ?\{ ?d([a-z]) ?\} ?\{ ?dx ?\} ?(?==)")
+_EXCEPT = re.compile(
+    r"^(?:\\text ?\{ ?)?(?:all|any|every) real(?: numbers?)?(?: [a-z])?,? except(?: for)? ?\}? ?(?:[a-z] ?= ?)?"
+    r"([^a-z{}=]*[\d)])$"
+)
 _MAPPING = re.compile(r"^([a-zA-Z]) ?: ?([a-zA-Z]) ?\\(?:mapsto|to)(?![a-zA-Z])")
 _OPTION = re.compile(r"^(?:\\text ?\{ ?)?(?i:option|choice|statement) ?\}? ?\(?([A-H])\)?\.? ?\}?$")
 _MIXED_PLAIN = re.compile(r"(?<![\d./^_])(\d+)\s+(\d+)\s*+/\s*+(\d+)(?![\d/])")
+_DISPLAY = re.compile(r"\\(?:begin|end) ?\{ ?(?:equation|displaymath|math)\*? ?\}")
+_ROOT_OF = re.compile(r"\\root ?(?:\{(\d+)\}(?= ?\{)|(\d+) ?\\of(?![a-zA-Z]))")
+_PRINTED_FUNCTION = re.compile(rf"(?<![a-zA-Z\\])({tex.alternation(PRINTED_FUNCTIONS)})(?=\()")
+_PRINTED_LOGIC = re.compile(r"(?<=\)) ([&|]) (?=\()")
+_PRINTED_SETS = {
+    "Interval": "[{}, {}]", "Interval.open": "({}, {})", "Interval.Lopen": "({}, {}]", "Interval.Ropen": "[{}, {})",
+    "Eq": "{} = {}", "Ne": r"{} \ne {}", "Matrix": "{}",
+}  # fmt: skip
+"""How sympy prints sets, relations and matrices, and how people write these."""
 _PIECE = re.compile(r"\\[a-zA-Z]+|\\.|.", re.DOTALL)
 _OPENING = frozenset({"(", "[", "{", "\\{", "\\langle", "\\lfloor", "\\lceil", "\\begin"})
 _CLOSING = frozenset({")", "]", "}", "\\}", "\\rangle", "\\rfloor", "\\rceil", "\\end"})
 _ENDS = {"(": (")", "]"), "[": (")", "]"), "\\{": ("\\}",), "\\langle": ("\\rangle",)}
 _LABEL_SUBSCRIPT = re.compile(r"_(?:\{[^{}]*\}|\\[a-zA-Z]+|\d+|[a-zA-Z])")
-_FUNCTION_OF = re.compile(r"[a-zA-Z]'*\s*+(?:\^\s*+\{?\s*+-1\s*+\}?)?\s*+\([^()]*\)")
+_FUNCTION_OF = re.compile(
+    rf"(?:[a-zA-Z]|\\(?:det|{tex.alternation(GREEK)}))'*\s*+(?:\^\s*+\{{?\s*+-1\s*+\}}?)?\s*+\([^()]*\)"
+)
 _TRIGONOMETRIC = re.compile(
-    r"\\(?:sin|cos|tan|angle)\s*+(?:\{[^{}]*\}|\(?\s*+(?:\\angle\s*+)?(?:[A-Z]+|\\[a-z]+)\s*+\)?)"
+    r"\\(?:sin|cos|tan|angle)\s*+\d?(?:\{[^{}]*\}|\(?\s*+(?:\\angle\s*+)?(?:[A-Z]+|\\[a-z]+)\s*+\)?)"
 )
 _SEGMENT = re.compile(
-    r"\|\s*+(?:[A-Z]'?\s*+[A-Z]'?|\\(?:overline|overrightarrow|vec)\s*+(?:\{\s*+[a-zA-Z]{1,2}\s*+\}|[a-zA-Z]{1,2}))\s*+\|"
+    r"\|\s*+(?:[A-Z]'?(?:\s*+[A-Z]'?)?|\\(?:overline|overrightarrow|vec)\s*+(?:\{\s*+[a-zA-Z]{1,2}\s*+\}|[a-zA-Z]{1,2}))\s*+\|"
     r"|\[\s*+[A-Z]{3,}\s*+\]"
 )
 _GEOMETRIC_MARK = re.compile(r"\\(?:overline|vec|angle|triangle|overrightarrow)(?![a-zA-Z])")
@@ -143,7 +159,8 @@ _NO_LABEL = re.compile(
 
 def normalize_latex(answer: str) -> str:
     """Return the answer in LaTeX's plainest spelling, without dollar signs, closing full stop or outer spaces."""
-    text = _ROOT.sub(lambda match: rf"\sqrt{'[3]' if match[1] == '∛' else ''}{{{match[2] or match[3]}}}", answer)
+    text = _ROOT_OF.sub(r"\\sqrt[\1\2] ", _DISPLAY.sub(" ", answer))
+    text = _ROOT.sub(lambda match: rf"\sqrt{'[3]' if match[1] == '∛' else ''}{{{match[2] or match[3]}}}", text)
     text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(tex.SUPERSCRIPT_TABLE)}}}", text)
     text = _SUBSCRIPT.sub(lambda match: f"_{{{match[0].translate(_SUBSCRIPT_TABLE)}}}", text).translate(_SYMBOLS)
     text = unicodedata.normalize("NFKC", text)
@@ -161,7 +178,7 @@ def normalize_latex(answer: str) -> str:
     text = _DECIMALS.sub(lambda match: re.sub(r"[^\d.]", "", match[0]), text)
     text = _COMMAND.sub(lambda match: f"{_SYNONYMS[match[1]]} " if match[1] in _SYNONYMS else match[0], text)
     text = _FONTS.sub(r"\\text{", _SPACE.sub(" ", _SPACING.sub("", text)))
-    text = re.sub(r"\\text\{\s*+([eid]|[\d.,]+|\\usd )\s*+\}", r"\1", _CONSTANT.sub(" C", text))
+    text = re.sub(r"\\text\{\s*+([eijd]|[\d.,]+|\\usd )\s*+\}", r"\1", _CONSTANT.sub(" C", text))
     text = re.sub(r"\\text\s*+\{\s*+\}", " ", text)
     text = _COMBINATIONS.sub(r"\\binom{\1}{\2}", _ORDINAL.sub(_ordinal_number, _SELECTION.sub(r"\1", text)))
     text = _CHOOSE.sub(lambda match: r"\binom{{{}}}{{{}}}".format(*filter(None, match.groups())), text)
@@ -178,7 +195,10 @@ def normalize_latex(answer: str) -> str:
 
 def normalize_formula(text: str) -> str:
     """Return a plain answer with numerals and function names as an expression spells them."""
+    text = _EXCEPT.sub(r"\\mathbb{R}\\setminus\\{\1\\}", _DERIVATIVE.sub(r"\1'", _printed_set(text)))
     text = _MAPPING.sub(r"\1(\2)=", _EVERYWHERE.sub("", text))
+    if re.search(r"[<>=]|\\[lgn]e ", text):
+        text = _PRINTED_LOGIC.sub(lambda match: rf" \{'and' if match[1] == '&' else 'or'} ", text)
     text = _CONNECTIVE.sub(lambda match: rf" \{match[1] or match[2]} ", text)
     text = _SPELLED_CONSTANT.sub(lambda match: r"\pi " if match[1] == "pi" else r"\infty ", text)
     text = re.sub(
@@ -186,7 +206,7 @@ def normalize_formula(text: str) -> str:
     )
     text = _SIGN_AFTER_SIGN.sub(lambda match: "+" if match[2] == (match[3] or match[4]) else "-", _MINUS.sub("-", text))
     text = _FUNCTION_AS_TEXT.sub(r"\\\1 ", _OPTION.sub(r"\1", text))
-    text = _FUNCTION.sub(r"\\\1 ", text)
+    text = _PRINTED_FUNCTION.sub(r"\\\1 ", _FUNCTION.sub(r"\\\1 ", text))
     text = _REPEATING.sub(_repeating_decimal, _ELLIPSIS.sub(_decimal_with_period, text))
     return _MIXED_PLAIN.sub(_mixed_number, _MIXED.sub(_mixed_number, text)).strip()
 
@@ -266,15 +286,31 @@ def is_name(text: str) -> bool:
     )
 
 
+def is_variable(text: str) -> bool:
+    """Whether a text is a variable, or the value of a function at one: ``f(x)``."""
+    return is_name(text) or re.fullmatch(r"[a-zA-Z]\([a-zA-Z]\)", text) is not None
+
+
 def normalize_name(text: str) -> str:
     r"""Return a name in one spelling: ``|AB|``, ``\\overline{AB}`` and ``AB`` are one, ``a_1`` and ``a_{1}`` too."""
     text = re.sub(r"\\(?:vec|overrightarrow) ?\{? ?([a-zA-Z])(?![a-zA-Z]) ?\}?", r"\1", text)
     text = text.replace("\\vec", "\\overrightarrow")  # of two letters, whose order is a direction
     text = re.sub(r"\\(?:overline|mathrm|text)\s*+\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"(?<![a-zA-Z])m\s*+(?=\\angle)|\\angle(?![a-zA-Z])(?=\s*+\\angle)", "", text)
-    text = re.sub(r"\|([^|()]*)\|", r"\1", text)
+    text = re.sub(r"\|([^|()]*)\||\\det ?[({]? ?([A-Z]) ?[)}]?", r"\1\2", text)
     text = re.sub(r"_\{\s*+(\w|\\[a-zA-Z]+)\s*+\}", r"_\1", text)
     return "".join(text.split())
+
+
+def _printed_set(text: str) -> str:
+    """Return what sympy printed (``Union({0}, Interval.open(1, 2))``) as people write it, and all else as it is."""
+    kind, opening, content = text.partition("(")
+    if kind not in (*_PRINTED_SETS, "Union") or split_brackets(opening + content) is None:
+        return text
+    parts = [_printed_set(part) for _, part in split_top_level(content[:-1], ",")]
+    if kind == "Union":
+        return r" \cup ".join(rf"\{part[:-1]}\}}" if part.startswith("{") else part for part in parts)
+    return _PRINTED_SETS[kind].format(*parts) if _PRINTED_SETS[kind].count("{}") == len(parts) else text
 
 
 def _ordinal_number(match: re.Match[str]) -> str:

@@ -32,10 +32,12 @@ OPERATORS = frozenset({"gcd", "lcm", "max", "min", "mod"})
 """Operations that are work for the answerer, as those of ``MATH_VERIFY_COMMANDS`` are."""
 
 _TOKEN = re.compile(r"\s*+(?:(\d+(?:\.\d+)?|\.\d+)|(\\[a-zA-Z]+|\\[{}])|([a-zA-Z])|([-+*/^_!()\[\]{}|',]))")
+PRINTED_FUNCTIONS = {"Abs": "abs", "abs": "abs", "floor": "floor", "ceiling": "ceil", "ceil": "ceil", "factorial": "!"}
+"""Names of functions as Python and sympy print them, and their operations."""
 _COMMANDS = frozenset(
     r"\frac \binom \lfloor \lceil \gcd \lcm \max \min \pi \infty \mathbb \triangle \angle \overline \vec "
     r"\overrightarrow \hat \odot".split()
-).union(UNIT_VECTORS)
+).union(UNIT_VECTORS, map("\\{}".format, PRINTED_FUNCTIONS))
 _PRODUCT_SIGNS = {"*": "*", "\\cdot": "*", "\\times": "*", "/": "/", "\\div": "/"}
 _CONSTANTS = frozenset({"e", "i", "\\pi", "\\infty"})
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -179,7 +181,7 @@ class _Parser:
                 token is not None
                 and token[0].isdigit()
                 and not isinstance(factor, Number)
-                and (self._tokens[self._position + 1 :][:1] == ["^"] or self._is_counted(factor))  # n2^n, 5!3!
+                and (self._tokens[self._position + 1 :][:1] in (["^"], ["!"]) or self._is_counted(factor))  # n2^n, 5!3
             ):
                 factor = self._power()
                 tree = Operation("*", (tree, factor))
@@ -371,6 +373,8 @@ class _Parser:
                 return Operation("ceil", (self._group("\\rceil"),))
             case "\\gcd" | "\\lcm" | "\\max" | "\\min":
                 return Operation(name[1:], self._list())
+            case _ if name[1:] in PRINTED_FUNCTIONS:
+                return Operation(PRINTED_FUNCTIONS[name[1:]], (self._argument(),))
             case "\\pi" | "\\infty" | "\\ei" | "\\ej" | "\\ek":
                 return Symbol(name)
             case _:

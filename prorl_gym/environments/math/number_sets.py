@@ -57,7 +57,7 @@ _CONGRUENCE = re.compile(
 )
 _CONDITION_WORDS = r"(?:(?:for|if|iff|if and only if|when|whenever|exactly when|precisely when|only if)\s+)?"
 _LEAD = rf"{_CONDITION_WORDS}(?:(?:all|any|every|an?)\s+)?"
-_NAMED = r"(?P<name>[a-zA-Z])\s*+"
+_NAMED = r"(?P<name>[a-zA-Z])(?![a-zA-Z])\s*+"
 _VERB = r"(?:\b(?:is|are|must be|has to be|be)\s+(?P<negated>not\s+)?)"
 _NOUNS = r"(?:\s+(?:integers?|numbers?|values?(?:\s+of)?))?"
 _WORDED_FAMILIES = tuple(
@@ -179,7 +179,7 @@ def is_remainder(answer: Form | None, gold: Form | None, question: str) -> bool:
         case AnswerCollection((Amount(Operation("+", (residue, Operation("*", (Number(modulus), _))))),)):
             found = rational_value(residue)
             is_least = found is not None and found == rational_value(gold.value) and 0 <= found < modulus
-            return is_least and re.search(rf"(?:remainder|\bmod).*?(?<!\d){modulus}(?!\d)", question) is not None
+            return is_least and re.search(rf"(?:remainder|mod).*?(?<!\d){modulus}(?!\d)", question) is not None
         case _:
             return False
 
@@ -200,10 +200,17 @@ def parse_worded_family(text: str) -> IntegerFamily | None:
     return _residue_classes(found.get("name"), [Amount(Number(Fraction(each))) for each in residues], modulus)
 
 
+def names_of(form: Form) -> set[str]:
+    """Return the names before the formulas of a family: of ``n = 4k`` or ``n = 4k+1`` one."""
+    parts = (form, *(form.items if isinstance(form, AnswerCollection) else ()))
+    return {part.name for part in parts if isinstance(part, Labelled)}
+
+
 def find_parameter(form: Form) -> str | None:
     r"""Return the letter of a formula that may be a family without a declared integer, such as ``2k\\pi``."""
     inner = form.form if isinstance(form, Labelled) else form
     items = inner.items if isinstance(inner, AnswerCollection) else (inner,)
+    items = [item.form if isinstance(item, Labelled) else item for item in items]
     letters = frozenset[str]().union(*(free_symbols(item.value) for item in items if isinstance(item, Amount)))
     return next(iter(letters)) if len(letters) == 1 and letters <= frozenset("knmlj") else None
 
@@ -212,8 +219,7 @@ def is_same_family(one: IntegerFamily, other: IntegerFamily) -> bool | None:
     """Whether two families are the same set of numbers, ``None`` where they are no progressions."""
     if one.domain != "Z" or other.domain != "Z":
         return None
-    names = [family.form.name for family in (one, other) if isinstance(family.form, Labelled)]
-    if len(set(names)) > 1:
+    if len(names_of(one.form) | names_of(other.form)) > 1:
         return False
     mine, theirs = _progressions(one.form, one.letter), _progressions(other.form, other.letter)
     return None if mine is None or theirs is None else _is_same_union(mine, theirs)

@@ -20,7 +20,7 @@ from prorl_gym.environments.math.answer_forms import (
     RealSet,
     based_value,
 )
-from prorl_gym.environments.math.answer_text import is_label, is_name, normalize_name, split_top_level
+from prorl_gym.environments.math.answer_text import is_label, is_name, is_variable, normalize_name, split_top_level
 from prorl_gym.environments.math.expressions import (
     MathVerifyNode,
     Node,
@@ -106,7 +106,7 @@ def _parse_equation(sides: list[str], read: _FormParser) -> Form:
         if len(names) != len(sides) - 1 or len(set(names)) != len(names):
             raise UnreadableExpressionError("a chain of equations")
         return Assignment(tuple(names), (read(sides[-1]),) * len(names))
-    if is_label(sides[0]):
+    if is_label(sides[0]) or (sides[0] == "e" and len(sides) == 2):  # an eccentricity
         return _parse_labelled(sides[0], sides[1:], read)
     if len(sides) == 2 and is_name(sides[1]) and not is_name(sides[0]):
         return _parse_labelled(sides[1], sides[:1], read)
@@ -118,7 +118,7 @@ def _parse_equation(sides: list[str], read: _FormParser) -> Form:
         return _parse_equal_sides(sides, read)
     if isinstance(left, MathVerifyNode) and not isinstance(right, MathVerifyNode):
         return Labelled(normalize_name(sides[0]), read(sides[1]), None)
-    if not free_symbols(left) | free_symbols(right):
+    if not free_symbols(left) | free_symbols(right) or is_equivalent(left, right):
         return _parse_equal_sides(sides, read)
     if right == Number(Fraction(0)) and (zero := _zero_of(left)) is not None:
         return Labelled(zero[0], Amount(zero[1]), None, normal=True)
@@ -180,7 +180,7 @@ def _parse_ascending(sides: list[str], strict: list[bool]) -> Form:
             beyond = number_sets.complement(_absolute_value_set(bars[1], low, not strict[0]))
             within = _absolute_value_set(bars[1], high, strict[1])
             return _label_set(bars[1], number_sets.intersection(beyond, within))
-        if is_name(sides[1]):
+        if is_variable(sides[1]):
             return _label_set(sides[1], number_sets.interval(low, high, not strict[0], not strict[1]))
     if len(sides) != 2:
         return Ordering(tuple(ordered), tuple(strict))
@@ -189,9 +189,9 @@ def _parse_ascending(sides: list[str], strict: list[bool]) -> Form:
         return _label_set(bars[1], _absolute_value_set(bars[1], high, strict[0]))
     if (bars := _ABSOLUTE_VALUE.fullmatch(sides[1])) and not free_symbols(low):
         return _label_set(bars[1], number_sets.complement(_absolute_value_set(bars[1], low, not strict[0])))
-    if is_name(sides[0]) and not free_symbols(high):
+    if is_variable(sides[0]) and not free_symbols(high):
         return _label_set(sides[0], number_sets.interval(number_sets.MINUS_INFINITY, high, False, not strict[0]))
-    if is_name(sides[1]) and not free_symbols(low):
+    if is_variable(sides[1]) and not free_symbols(low):
         return _label_set(sides[1], number_sets.interval(low, number_sets.INFINITY, not strict[0], False))
     if high == Number(Fraction(0)) and (zero := _zero_of(low)) is not None:
         return _label_set(zero[0], number_sets.interval(number_sets.MINUS_INFINITY, zero[1], False, not strict[0]))

@@ -202,7 +202,7 @@ def is_equal_up_to_constant(left: Node, right: Node) -> bool:
     nodes = [left, right]
     names = [sorted(filter(_CONSTANT.fullmatch, free_symbols(node))) for node in nodes]
     others = free_symbols(left).union(free_symbols(right)).difference(*names)
-    is_marked = any(each and all(name[0] == "C" for name in each) for each in names)
+    is_marked = any(each and all(re.match("C|c_" if len(each) > 1 else "C", name) for name in each) for each in names)
     if not is_marked or not others or not others <= _INTEGRATION_VARIABLES or len(names[0]) != len(names[1]):
         return False
     if len(names[0]) > 1:

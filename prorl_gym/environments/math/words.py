@@ -19,7 +19,7 @@ _DATE = re.compile(
     re.IGNORECASE,
 )
 _VERDICT = re.compile(r"(yes|no), (?:it|they|there|this|that)(?: (?!(?:yes|no|but)\b)[^\W\d_]++)++")
-_ARTICLES = re.compile(r"^(?:(?:the|a|an|on|in|at)\s+)+", re.IGNORECASE)
+_ARTICLES = re.compile(r"^(?:(?:the|a|an|on|in|at|exactly)\s+)+", re.IGNORECASE)
 LETTER_GROUPS = tuple(map(frozenset, ("abc", "xyz", "pqr", "uvw", "rst", "mnp", "klm")))
 """Letters of variables with a usual order; a word of nothing but these is a product."""
 
@@ -63,7 +63,7 @@ _PREFIX_WORDS = frozenset(
     "there total area volume number probability sum product we x y n minimum maximum of a an desired required length "
     "perimeter distance remainder angle radius ratio expression possible function equation interval set that "
     "domain range smallest largest least greatest exactly only is are be equals sum to "
-    "day graph winner statement he she they".split()
+    "day graph winner statement he she they converges diverges".split()
 )
 
 _NOUNS = frozenset(

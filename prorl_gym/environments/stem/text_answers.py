@@ -24,7 +24,8 @@ _LEADING_LETTER = re.compile(
 )
 _TRAILING_LETTER = re.compile(r"^(.*\S)\s*+[(\[]\s*+([A-Za-z])\s*+[)\]]$", re.DOTALL)
 _REASON = re.compile(r"^(?:because|since|as|due to)\b", re.IGNORECASE)
-_BOTH = re.compile(r"^\s*+both\s+(?=\S+\s+and\b)", re.IGNORECASE)
+_BOTH = re.compile(r"^\s*+both\s+(?=\S+\s+and\b)|(?<=\sand\s)(\S++)\s++only$", re.IGNORECASE)
+"""Words of how many of several statements: ``both I and II``, ``I and II only``."""
 _PRAISE = re.compile(
     r"(?<!\s)\s++is\s++(?:the\s+)?(?:correct|right|true)(?:\s+(?:answer|option|choice|one))?$", re.IGNORECASE
 )
@@ -100,8 +101,8 @@ def chosen_option(answer: str, options: Sequence[str]) -> int | None:
         if len(text) > 2 * len(quote) and text.startswith(quote) and text.endswith(quote):
             text = text[len(quote) : -len(quote)]
     text = _PRAISE.sub("", text.rstrip(". "))
-    keys = [comparison_key(_BOTH.sub("", option)) for option in options]
-    text = _BOTH.sub("", text)
+    keys = [comparison_key(_BOTH.sub(r"\1", option)) for option in options]
+    text = _BOTH.sub(r"\1", text)
     whole = comparison_key(text)
     if len(whole) > 1 and (place := _find_option(whole, keys)) is not None:
         return place

@@ -2,9 +2,10 @@
 
 By drafts 4 to 2020-12: the keywords that decide what kind of value is meant (``type``, ``enum``, ``const``, ``anyOf``,
 ``oneOf``, ``allOf``, ``$ref`` into the tool's own schema). The others (bounds, patterns, members) are the tool's to
-check. A keyword or type that is not known constrains nothing.
+check, so several schemas of a ``oneOf`` may accept a value. What is unknown or empty constrains nothing.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import unquote
@@ -50,8 +51,8 @@ def _is_accepted(
     kinds = [str(kind) for kind in _list(members.get("type")) or [members.get("type")]]
     if all(kind in _TYPES for kind in kinds) and not any(_is_of_type(value, kind) for kind in kinds):
         return False
-    allowed = [members["const"]] if "const" in members else _list(members.get("enum"))
-    if allowed and not any(_is_same(value, one) for one in allowed):
+    choices = [[members["const"]] if "const" in members else [], _list(members.get("enum"))]
+    if not all(any(_typed(value) == _typed(one) for one in choice) for choice in choices if choice):
         return False
     reference = [_resolve(members["$ref"], root)] if "$ref" in members else []
     unions = [_list(members.get(name)) for name in ("anyOf", "oneOf")]
@@ -63,12 +64,15 @@ def _is_accepted(
 def _is_of_type(value: object, kind: str) -> bool:
     if isinstance(value, bool):  # a bool is an int in Python only
         return kind == "boolean"
-    return isinstance(value, _TYPES[kind]) or (kind == "integer" and isinstance(value, float) and value.is_integer())
+    if isinstance(value, float):
+        return math.isfinite(value) and (kind == "number" or (kind == "integer" and value.is_integer()))
+    return isinstance(value, _TYPES[kind])
 
 
-def _is_same(value: object, wanted: object) -> bool:
-    """Whether two JSON values are equal: 1 is 1.0, and not true."""
-    return isinstance(value, bool) == isinstance(wanted, bool) and value == wanted
+def _typed(value: object) -> object:
+    """Return a JSON value with its booleans marked: for Python they are 1 and 0."""
+    marked = [_typed(one) for one in _list(value)] or {name: _typed(one) for name, one in as_mapping(value).items()}
+    return ("boolean", value) if isinstance(value, bool) else marked or value
 
 
 def _resolve(reference: object, root: Mapping[str, Any]) -> object:

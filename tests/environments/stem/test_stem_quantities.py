@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stem_support import compare
 
@@ -100,23 +100,6 @@ def test_unit_may_be_left_out_only_where_the_row_allows_it():
     assert compare("5 N", "5 J", unit_optional=True) == "different"
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "", " ", "N", "5 to 6 N", "5-6 N", "5–6 N", "5 or 6 N", "5, 6 N", "[5, 6] N", "< 5 N", r"\geq 5 N",
-        "5 N or 6 N", "5 N = 7 N",
-        r"\pm 5 N", "5 5 N", "5 N 5", "1/0 N", "10^{400} N", "10^{10^{10^{10}}} N", "5 N^{99}", "0^{-1} N",
-        "5 " + "N" * 1990, "(" * 500 + "5" + ")" * 500 + " N", "5 N" + "/N" * 700 + " x", "9" * 1999, r"\frac{5}{0} N",
-        "5 cat", "5 __import__", "5 N; import os", "eval(5) N", "5 {}", "5 %s", "5 \ud800 N", "\0", "5\u202eN",
-        "5 N (6 N)", "not 5 N", "5 N maybe 6", r"\sqrt{-1} N", r"\ln 0 N", "5 N per", "5 N/", "5 N*", "5 N^", "+ N",
-        "5 " + "1/" * 900, "5 " + "square " * 250 + "m",
-        "5 N -", "5e999 N", "5 NN", "5 10^3", "5 unless 6", "5 N wrong",
-    ],
-)  # fmt: skip
-def test_what_is_no_single_quantity_never_passes(answer: str):
-    assert compare("5 N", answer) in ("unread", "different")
-
-
 @given(text=st.text(alphabet=st.sampled_from("0123456789.,+-*/^(){}[]\\ eEmsNkJ°%±=~_$≈πmathrmfracsqrt"), max_size=60))
 @settings(BOUNDED, max_examples=150)
 def test_reading_never_raises_anything_else(text: str):
@@ -127,6 +110,7 @@ def test_reading_never_raises_anything_else(text: str):
 
 
 @given(text=st.text(max_size=80))
+@example(text="5 \ud800 N")
 @BOUNDED
 def test_foreign_text_never_raises(text: str):
     assert grade(
@@ -139,11 +123,6 @@ def test_only_known_units_are_read():
     """Names that pint would read as something: constants, and prefixes before units of other systems."""
     for name in ("cat", "k", "R", "hbar", "electron_mass", "10", "m*s", "exabarn1", "G0", "", "Å²"):
         assert units.find_unit(name) is None, name
-
-
-def test_range_is_not_computed():
-    for gold, answer in (("-1 N", "5-6 N"), ("11 N", "5+6 N"), ("-1", "5 - 6")):
-        assert compare(gold, answer) == "unread"
 
 
 def test_gold_that_is_no_quantity_is_named():

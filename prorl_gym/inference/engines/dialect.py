@@ -53,10 +53,12 @@ _CONTEXT_EXCEEDED = re.compile(
     # SGLang 0.4 to 0.5.23 (managers/tokenizer_manager.py, managers/utils.py, managers/scheduler.py, disaggregation).
     r"|(?:longer than|exceeds) the model's context length|exceeds the maximum allowed length"
     r"|exceeds the maximum number of tokens: [0-9]+ > |prompt is too long after expanding"
+    r"|exceeds the (?:KV memory|unified FULL/SWA KV byte) budget|requires too many SWA KV tokens"
 )
 
 _CONTEXT_LENGTH = re.compile(
-    r"(?:(?:context|model|allowed) length (?:is (?:only )?|of |\()?|max_model_len[ =]| >=? )([1-9][0-9]{0,8})\b"
+    r"(?:(?:context|model|allowed) length (?:is (?:only )?|of |\()?|max_model_len[ =]|tokens: [0-9]+ > | >= )"
+    r"([1-9][0-9]{0,8})\b"
 )
 
 _MODEL_MISSING = re.compile(r"\bmodel\b.*(does not exist|not[ _]found|is not (served|loaded|available))", re.IGNORECASE)
@@ -74,6 +76,11 @@ _OTHER_ENGINE_FIX = "Serve the model with vLLM or SGLang, unmodified, if updates
 _PROCESSED_FIX = (
     "Start it with --logprobs-mode processed_logprobs and set 'logprob_kind: processed', or sample at temperature 1."
 )
+
+
+_CERTAINTY_FIX = "Check its release and its log-prob settings: it does not return the log-probs of its sampling."
+
+_MAX_CERTAIN_PROMPTS = 256
 
 
 class LogprobRule:
@@ -104,6 +111,35 @@ class LogprobRule:
         if not self._warned:
             self._warned = True
             log.warning("pool %s, engine %s: %s.\n%s", self._pool, address, what, _PROCESSED_FIX)
+
+
+class CertaintyRule:
+    """Refuses log-probs that are all exactly 0 from an engine that has shown that it samples.
+
+    A model that is certain of every token has such log-probs. It answers one prompt in one way: two answers that differ
+    contradict each other, since at their first difference both tokens had probability 1. From then on the engine's
+    log-probs that are all 0 are not those of its sampling (vllm-project/vllm#17876).
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[bytes, Sequence[int]] = {}
+        """By prompt and policy version: ids that were sampled with log-prob 0 each."""
+        self._is_contradicted = False
+
+    def check(self, request: GenerationRequest, result: GenerationResult, validator: ResponseValidator) -> None:
+        """Check one answer. Raises ``EngineError`` (``ENGINE_CONTRACT``)."""
+        plain = request.temperature == 1.0 and request.top_p == 1.0 and request.top_k <= 0
+        if not plain or any(result.logprobs) or not result.token_ids:
+            return
+        prompt = blake2b(encode_prompt_ids(request)).digest() + f"{set(result.versions)}".encode()
+        known = self._answers.setdefault(prompt, result.token_ids)
+        self._is_contradicted |= any(one != other for one, other in zip(known, result.token_ids, strict=False))
+        if self._is_contradicted:
+            raise validator.contract_error(
+                "gave every token the log-prob 0 and sampled different tokens after one prompt", _CERTAINTY_FIX
+            )
+        if len(self._answers) > _MAX_CERTAIN_PROMPTS:
+            del self._answers[next(iter(self._answers))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.engines.dialect import (
+    CertaintyRule,
     Dialect,
     HttpEngineOptions,
     LogprobRule,
@@ -56,6 +57,7 @@ class HttpEngine:
         self._dialect = dialect
         self._options = options
         self._logprob_rule = options.logprob_rule or LogprobRule(name)
+        self._certainty_rule = CertaintyRule()
         self._transport = EngineTransport(dialect.address, options)
         self._calls: dict[str, asyncio.Task[GenerationResult]] = {}
         self._context_length: int | None = None
@@ -160,12 +162,15 @@ class HttpEngine:
 
         read = partial(self._dialect.read_sample, answer.payload, request)
         try:
-            return read(call)
+            result = read(call)
         except PrematureLengthStop:
             if self._context_length is not None:
                 raise
             await self.health()  # its context may be full: learn its length
-            return read(replace(call, context_length=self._context_length))
+            result = read(replace(call, context_length=self._context_length))
+        if self.logprob_kind is not None:
+            self._certainty_rule.check(request, result, self._dialect.validator)
+        return result
 
     async def _exchange(self, request: GenerationRequest, seconds: float) -> HttpResponse:
         try:

@@ -36,11 +36,13 @@ _CODER_HINT = (
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _VALUE_END = re.compile(r"</parameter>\s*(?=<parameter=|</function>|</tool_call>)")
+_DOUBLED_END = re.compile(r"</parameter>\s*</parameter>")
 _BROKEN_BLOCK_END = re.compile(r"</tool_call>\s*(?=<tool_call>|\Z)")
 _ANY_TAG = re.compile(
     r"</(?P<closed>tool_call|function|parameter)>"
     r"|<(?P<opened>tool_call(?=>)|(?:function|parameter)(?==[^<>\n]{1,256}>))"
 )
+_CALL_KINDS = ("function", "tool_call")
 _MAX_OPEN_TAGS = 100
 """Tags open at once inside one value; more are not read."""
 _TAG_NAME = re.compile(r"[^<>\n]{1,256}>")
@@ -229,13 +231,12 @@ class LlamaParser:
 
     def parse(self, text: str, tools: Tools) -> ParsedText:
         found = CallCollector()
-        before, tag, content = text.partition(_LLAMA_TAG)
-        if not tag and not text.lstrip().startswith("{"):
+        is_object = text.lstrip().startswith("{")  # a tag after that is its own, or behind it
+        before, tag, content = ("", "", text) if is_object else text.partition(_LLAMA_TAG)
+        if not tag and not is_object:
             if _LLAMA_CALL_ATTEMPT.search(text):
                 found.collect(f"There is text around the tool call. {_LLAMA_HINT}")
             return _result_with_text(found, text)
-        if not tag:
-            before, content = "", text
         found.text_parts.append(before)
         try:
             value, end = read_json(content, 0)
@@ -273,7 +274,7 @@ class Qwen3CoderParser(_BlockParser):
 
     Values carry no type, so they are read by the tool's schema: a string verbatim, anything else as JSON where it is
     JSON. They cannot be escaped either: a value ends at the first closing tag that closes no tag of the value itself
-    and after which the call continues properly.
+    and after which the call continues properly. A turn that reads well without that rule too, as other calls, has none.
     """
 
     name = "qwen3_coder"
@@ -281,6 +282,17 @@ class Qwen3CoderParser(_BlockParser):
     stray_tags = (_HERMES_CLOSE, _FUNCTION, _FUNCTION_END, _PARAMETER_END)
     stray_complaint = f"Tags lie outside of a tool call, which begins with {_HERMES_OPEN}. {_CODER_HINT}"
     inner_closings = (_PARAMETER_END, _FUNCTION_END)
+
+    def __init__(self, *, has_examples: bool = True) -> None:
+        self._find_value_end = _find_value_end if has_examples else _find_first_end
+        self._other_reading = Qwen3CoderParser(has_examples=False) if has_examples else None
+
+    def parse(self, text: str, tools: Tools) -> ParsedText:
+        parsed = super().parse(text, tools)
+        other = parsed if self._other_reading is None or not parsed.calls else self._other_reading.parse(text, tools)
+        if other.calls == parsed.calls or not other.calls or other.parse_errors:
+            return parsed
+        return ParsedText(parsed.text, parse_errors=(f"Tags in a value can be read in two ways. {_CODER_HINT}",))
 
     def read_block(self, text: str, start: int, tools: Tools) -> tuple[ParsedCall | str, int]:
         def refuse(complaint: str, position: int) -> tuple[str, int]:
@@ -299,7 +311,7 @@ class Qwen3CoderParser(_BlockParser):
         position = skip_blanks(text, name_end.end())
         while text.startswith(_PARAMETER, position):
             key_end = _TAG_NAME.match(text, position + len(_PARAMETER))
-            value_end, resumed = _find_value_end(text, key_end.end() if key_end else position)
+            value_end, resumed = self._find_value_end(text, key_end.end() if key_end else position)
             if key_end is None or value_end is None:
                 return f"A parameter of the tool call is not closed with {_PARAMETER_END}. {_CODER_HINT}", resumed
             key = key_end.group()[:-1].strip()
@@ -319,25 +331,41 @@ def _find_value_end(text: str, start: int) -> tuple[re.Match[str] | None, int]:
     """Return the closing tag of the value that begins at ``start``, and where the text continues.
 
     A closing tag in an example of a call belongs to the last opening tag of its kind that is still open. Opening tags
-    between the two are only mentioned. A value that is not closed (``None``) ends where its block is followed by
-    another one, or with the text: a call further on may be an example in it.
+    between the two are only mentioned. Where it could as well end the value, since tags around it are only mentioned or
+    not there, the value is not closed (``None``). Such a value ends where its block is followed by another one, or with
+    the text: a call further on may be an example in it.
     """
+    with suppress(ValueError):  # tags in the strings of JSON are no tags
+        if end := _VALUE_END.match(text, skip_blanks(text, read_json(text, start)[1])):
+            return end, end.end()
     examples: list[str] = []
-    resumed = len(text)
+    resumed, has_boundary = len(text), False
     for tag in _ANY_TAG.finditer(text, start):
         kind = tag["opened"] or tag["closed"]
+        end = _VALUE_END.match(text, tag.start())
         if tag["opened"]:
             examples.append(kind)
         elif kind in examples:
             while examples.pop() != kind:
                 pass
-        elif end := _VALUE_END.match(text, tag.start()):
-            return end, end.end()
+            has_boundary = has_boundary or end is not None
+            if end and any(text.startswith(f"</{one}>", end.end()) for one in _CALL_KINDS if one not in examples):
+                break
+        elif end:
+            return (end, end.end()) if not (examples and has_boundary) else (None, resumed)
+        elif _DOUBLED_END.match(text, tag.start()):
+            break
         elif end := _BROKEN_BLOCK_END.match(text, tag.start()):
             resumed = min(resumed, end.end())
         if len(examples) > _MAX_OPEN_TAGS:
             break
     return None, resumed
+
+
+def _find_first_end(text: str, start: int) -> tuple[re.Match[str] | None, int]:
+    """Return the first closing tag of a value after which the call continues properly; else as ``_find_value_end``."""
+    end = _VALUE_END.search(text, start)
+    return end, end.end() if end else len(text)
 
 
 def _arguments_schema(name: str, tools: Tools) -> Mapping[str, Any]:

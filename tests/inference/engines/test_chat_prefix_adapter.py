@@ -89,29 +89,6 @@ async def test_a_second_user_turn_keeps_what_was_sampled(template):
     assert result.token_ids == nemo.ids
 
 
-async def test_the_request_is_what_nemo_rl_asserts():
-    async with served(SMALL) as (nemo, engine):
-        nemo.ids = spelt(SMALL, "4")
-        await engine.generate(ask(SMALL, PROMPT, FIRST, seed=3, cache_salt="v1"))
-    body = nemo.bodies[0]
-    assert "top_k" not in body
-    assert [message["role"] for message in body.pop("messages")] == ["system", "user"]
-    assert body.pop("tools") == TOOLS
-    assert body == {
-        "model": "m",
-        "max_tokens": 64,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "logprobs": True,
-        "top_logprobs": 0,
-        "return_tokens_as_token_ids": True,
-        "return_token_ids": True,
-        "stop_token_ids": [SMALL.terminator_id],
-        "seed": 3,
-        "cache_salt": "v1",
-    }
-
-
 async def test_text_that_spells_a_control_token_is_found_out():
     """The server would read it as the token, and the model would see what our record does not have."""
     hostile = [Message(role="user", content=f"say {SMALL.terminator} twice")]

@@ -1,4 +1,5 @@
 import time
+from pathlib import Path
 
 import pytest
 
@@ -6,21 +7,7 @@ from prorl_gym.inference.engines.prometheus_page import PrometheusPage, parse_co
 from prorl_gym.inference.engines.vllm import VllmDialect, VllmOptions
 
 VLLM = VllmDialect("http://h/v1", VllmOptions(model="m", vocab_size=100))
-PAGE = """# HELP vllm:num_requests_running Number of requests in model execution batches.
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="m"} 3.0
-vllm:num_requests_running{engine="1",model_name="m"} 4.0
-vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
-vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 9.0
-vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.5
-vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.7
-vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0
-vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="50"} 1.0
-vllm:num_preemptions_total{engine="0",model_name="m"} 5.0
-vllm:prefix_cache_queries_total{engine="0",model_name="m"} 1.5e+03
-vllm:prefix_cache_hits_total{engine="0",model_name="m"} 1200.0 1700000000000
-vllm:time_to_first_token_seconds_bucket{engine="0",le="0.001"} 0.0
-"""
+PAGE = Path(__file__).with_name("vllm.prom").read_text()
 
 
 def test_vllms_page_is_summed_over_its_engines():

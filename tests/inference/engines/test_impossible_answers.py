@@ -97,8 +97,6 @@ IMPOSSIBLE: dict[str, tuple[list[int], Callable[[Wire], Mutate | None], str]] = 
         "answered with the model 'another model', 'm' was requested",
     ),
     "no prompt": ([10, STOP_ID], lambda wire: wire.prompt(None), "does not return the prompt ids that the model got"),
-    "-inf in float32": ([10, STOP_ID], lambda wire: wire.first_logprob(-3.5e38), "as a log-prob"),
-    "nearly -inf": ([10, STOP_ID], lambda wire: wire.first_logprob(-1e308), "as a log-prob"),
     "lowest float32": ([10, STOP_ID], lambda wire: wire.first_logprob(-3.4e38), "as a log-prob"),
     "a mask": ([10, STOP_ID], lambda wire: wire.first_logprob(-1e9), "as a log-prob"),
     "vLLM's -inf": ([10, STOP_ID], lambda wire: wire.first_logprob(-9999.0), "returned -9999.0 as a log-prob"),
@@ -117,6 +115,26 @@ async def test_what_no_engine_can_have_sampled(wire: Wire, case: str) -> None:
 async def test_an_unlikely_token_is_possible(wire: Wire) -> None:
     """float32 has probabilities down to e**-104; raw log-probs are lower by the temperature."""
     assert (await wire.answer([10, STOP_ID], wire.first_logprob(-999.0))).logprobs[0] == -999.0
+
+
+@pytest.mark.parametrize("wire", [WIRES["vllm"], WIRES["sglang"]], ids=["vllm", "sglang"])
+async def test_log_probs_of_0_are_refused_once_answers_to_one_prompt_differ(wire: Wire) -> None:
+    """A model that is certain of each token has them too, and gives one answer to one prompt."""
+    async with CASES[wire.case]() as case:
+
+        async def ask(ids: list[int], value: float = 0.0, prompt: int = 7, **settings: Any) -> list[float]:
+            case.server.ids, case.server.mutate = ids, wire.logprobs(ids, value)
+            return (await case.engine.generate(request(prompt_ids=[5, 6, prompt], **settings))).logprobs
+
+        for _ in range(2):
+            assert await ask([10, STOP_ID]) == [0.0, 0.0]
+        await ask([11, STOP_ID], prompt=8)
+        await ask([11, STOP_ID], temperature=0.5)
+        for prompt in (7, 7, 9):
+            with pytest.raises(EngineError, match="sampled different tokens after one prompt") as caught:
+                await ask([11, STOP_ID], prompt=prompt)
+            assert caught.value.kind is FailureKind.ENGINE_CONTRACT
+        assert await ask([12, STOP_ID], -0.5) == [-0.5, -0.5]
 
 
 @of_every_dialect

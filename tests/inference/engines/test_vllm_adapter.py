@@ -1,6 +1,5 @@
 """The vLLM adapter against a server that is right, and against every way of being wrong."""
 
-import json
 import logging
 
 import pytest
@@ -34,38 +33,6 @@ async def failure(server, changes=None, **options):
     return caught.value
 
 
-async def test_the_request_is_what_vllm_needs():
-    async with FakeVllm() as server:
-        await call(server, {"top_k": 20, "seed": 3, "cache_salt": "v1", "request_id": "a" * 32, "session_id": "s"})
-    assert server.bodies == [
-        {
-            "model": "m",
-            "prompt": [5, 6, 7],
-            "max_tokens": 8,
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "top_k": 20,
-            "seed": 3,
-            "cache_salt": "v1",
-            "logprobs": 0,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-            "return_weight_versions": True,
-            "stop_token_ids": [2],
-        }
-    ]
-    assert server.headers[0]["x-request-id"] == "a" * 32
-    assert server.headers[0]["x-session-id"] == "s"
-
-
-def test_keys_that_are_off_are_not_sent():
-    plain, by_priority = (VllmDialect(URL, VllmOptions(**BASIC, priority_scheduling=does)) for does in (False, True))
-    assert not {"top_k", "seed", "cache_salt"} & set(plain.sample_request(request(top_k=-1)).body)
-    assert "priority" not in plain.sample_request(request(priority=1)).body
-    assert "priority" not in by_priority.sample_request(request()).body
-    assert by_priority.sample_request(request(priority=1)).body["priority"] == -1
-
-
 async def test_the_answer_is_read():
     async with FakeVllm() as server:
         result = await call(server)
@@ -91,97 +58,7 @@ def in_choice(key, value):
     return lambda answer: first(answer).__setitem__(key, value)
 
 
-def ids(value):
-    return in_choice("token_ids", value)
-
-
-def in_logprobs(key, value):
-    return lambda answer: first(answer)["logprobs"].__setitem__(key, value)
-
-
-def logprobs(value):
-    return in_logprobs("token_logprobs", value)
-
-
-def nested(depth):
-    return json.loads("[" * depth + "]" * depth)
-
-
-VERSION_FIX = "Serve the model with vLLM 0.10.2 or newer"
-VLLM_FIX = f"{VERSION_FIX}, unmodified."
-TOKENIZER_FIX = "Check that 'tokenizer' belongs to the model; 'vocab_size' widens the range for padded models."
-LOGPROB_FIX = "Do not start it with --max-logprobs 0; for NeMo-RL's server set 'engine: chat_prefix'."
-ECHO_FIX = "Switch off prompt truncation and rewriting before it."
 PROXY_FIX = "Check that 'engines' names a vLLM server and not something before it."
-NO_LOGPROBS = "does not return log-probs of the sampled tokens."
-OTHER_PROMPT = "worked on other prompt ids than it was sent"
-
-CONTRACT = {
-    "id out of range": (ids([10, 100, 2]), "token_ids has the id 100, outside of 0..99.", TOKENIZER_FIX),
-    "negative id": (ids([-1, 11, 2]), "token_ids has the id -1, outside of 0..99.", TOKENIZER_FIX),
-    "bool id": (ids([True, 11, 2]), "token_ids has True, which is no token id."),
-    "float id": (ids([1.0, 11, 2]), "token_ids has 1.0, which is no token id."),
-    "text id": (ids(["1", 11, 2]), "token_ids has '1', which is no token id."),
-    "nested id": (ids([nested(900), 11, 2]), "token_ids has a list, which is no token id."),
-    "ids are no list": (ids("abc"), "token_ids is not a list."),
-    "no ids": (ids(None), "does not return token ids.", f"{VERSION_FIX} (return_token_ids)."),
-    "no tokens": (ids([]), "sampled no token at all."),
-    "too many": (ids([9] * 9), "sampled 9 tokens, 8 were requested."),
-    "no log-probs": (in_choice("logprobs", None), NO_LOGPROBS, LOGPROB_FIX),
-    "no token log-probs": (logprobs(None), NO_LOGPROBS, LOGPROB_FIX),
-    "a missing log-prob": (logprobs([-1.0, None, -1.0]), NO_LOGPROBS, LOGPROB_FIX),
-    "too few log-probs": (logprobs([-1.0]), "returned 1 log-probs for 3 tokens."),
-    "text log-prob": (logprobs(["-1", -1.0, -1.0]), "returned '-1' as a log-prob."),
-    "bool log-prob": (logprobs([False, -1.0, -1.0]), "returned False as a log-prob."),
-    "huge log-prob": (logprobs([-(10**400), -1.0, -1.0]), f"returned {str(-(10**400))[:40]} as a log-prob."),
-    "positive log-prob": (logprobs([0.5, -1.0, -1.0]), "returned a positive log-prob (0.5)."),
-    "NaN": (logprobs([float("nan"), -1.0, -1.0]), "the answer is not JSON.", PROXY_FIX),
-    "other tokens": (
-        in_logprobs("tokens", ["token_id:1", "token_id:11", "token_id:2"]),
-        "returned log-probs of other tokens than it sampled.",
-    ),
-    "another prompt": (in_choice("prompt_token_ids", [5, 6]), f"{OTHER_PROMPT} (2 instead of 3).", ECHO_FIX),
-    "another id in the prompt": (
-        in_choice("prompt_token_ids", [5, 9, 7]),
-        f"{OTHER_PROMPT} (first at position 1: 9 instead of 6).",
-        ECHO_FIX,
-    ),
-    "weight versions with a gap": (
-        in_choice("weight_versions", [{"version": "1", "start": 1, "end": 3}]),
-        "returned weight_versions that do not follow each other.",
-    ),
-    "weight versions of too few tokens": (
-        in_choice("weight_versions", [{"version": "1", "start": 0, "end": 2}]),
-        "returned the weight version of 2 of 3 tokens.",
-    ),
-    "weight versions that are no objects": (
-        in_choice("weight_versions", [7]),
-        "a span of weight_versions is not an object.",
-    ),
-    "unknown end": (in_choice("finish_reason", "bored"), "ended with finish_reason 'bored', which is not known."),
-    "end is no text": (in_choice("finish_reason", {"a": 1}), "ended with finish_reason a dict, which is not known."),
-    "no choice": (lambda answer: answer.update(choices=[]), "did not answer with exactly one choice."),
-    "two choices": (lambda answer: answer["choices"].append(first(answer)), "did not answer with exactly one choice."),
-    "choice is no object": (lambda answer: answer.update(choices=[7]), "its choice is not an object."),
-    "a list": (lambda answer: [answer], "the answer is not an object."),
-}
-
-
-@pytest.mark.parametrize("case", CONTRACT)
-async def test_a_broken_answer_is_refused(case):
-    mutate, what, *fix = CONTRACT[case]
-    async with FakeVllm(mutate=mutate) as server:
-        error = await failure(server)
-    assert error.kind is FailureKind.ENGINE_CONTRACT
-    assert (error.what, error.fix) == (f"engine {server.url}: {what}", fix[0] if fix else VLLM_FIX)
-
-
-async def test_an_abort_may_come_without_tokens():
-    async with FakeVllm(ids=[], mutate=in_choice("finish_reason", "abort")) as server:
-        result = await call(server)
-    assert (result.token_ids, result.finish_reason) == ([], "abort")
-
-
 SETTINGS_FIX = "Check 'model' and the sampling settings against the server's."
 LOAD_FIX = "Add engines, or lower the number of rollouts in RUN."
 KEY_FIX = "Name the variable with its key in 'api_key_env'."
@@ -398,10 +275,3 @@ async def test_a_session_by_any_name_takes_no_engine_down(session):
 def test_names_of_models_write_no_lines_of_the_log(caplog):
     ModelList("e", "m").read_health(b'{"data": [{"id": "x\\n12:00:00 error   forged\\u001b[31m"}]}')
     assert "12:00:00 error forged [31m" in caplog.messages[0].splitlines()[1]
-
-
-async def test_experts_that_no_record_can_hold_are_a_broken_contract():
-    async with FakeVllm(mutate=in_choice("routed_experts", nested(300))) as server:
-        error = await failure(server, record_routed_experts=True)
-    assert error.kind is FailureKind.ENGINE_CONTRACT
-    assert "nested too deeply" in str(error)

@@ -1,9 +1,9 @@
 import json
-import re
 import time
 from pathlib import Path
 
 import pytest
+import random_calls
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from token_codecs import ALL, BOUNDED, TOOLS, WITHOUT_THOUGHTS, codec
@@ -22,6 +22,7 @@ CORPUS, TYPED = (
 KNOWN = known_parsers()
 
 BASH = [json.loads(Path(__file__).with_name("bash_tool.json").read_text())]
+DECLARATION = json.loads(Path(__file__).with_name("declaration.json").read_text())
 
 RIGHT = {
     "hermes": '<tool_call>\n{"arguments": {"command": "ls"}, "name": "bash"}\n</tool_call>',
@@ -41,9 +42,9 @@ def hermes(written):
     return f'<tool_call>{{"name": "bash", "arguments": {written}}}</tool_call>'
 
 
-def xml(**values):
+def xml(tool="bash", /, **values):
     body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
-    return f"<tool_call>\n<function=bash>\n{body}</function>\n</tool_call>"
+    return f"<tool_call>\n<function={tool}>\n{body}</function>\n</tool_call>"
 
 
 def test_the_corpus_covers_every_form():
@@ -78,11 +79,6 @@ def test_thoughts_are_not_acts(form):
 def test_a_quoted_end_of_thoughts_hides_no_call():
     text = '<tool_call>{"name": "bash", "arguments": {"command": "echo </think>"}}</tool_call>'
     assert len(parse_turn(KNOWN["hermes"], text, BASH).calls) == 1
-
-
-def test_a_string_may_quote_the_tags():
-    command = "echo '</tool_call>' '<tool_call>'"
-    assert arguments("hermes", hermes(json.dumps({"command": command}))) == {"command": command}
 
 
 def test_unicode_arguments_stay_readable():
@@ -122,27 +118,26 @@ def test_values_that_no_json_parser_takes_are_text(key, written):
     assert arguments("qwen3_coder", xml(**{key: written})) == {key: written}
 
 
-EXAMPLES = st.lists(
-    st.one_of(
-        st.text(max_size=4),
-        st.sampled_from([*RIGHT.values(), xml(command="ls", seconds=1), xml(), "<function=bash>\n", "<parameter=x>"]),
-        st.sampled_from(
-            ["<tool_call>", "</parameter>", "</function>", "</tool_call>", "\n", "E\n", xml(), "it</parameter>"]
-        ),
-    ),
-    max_size=9,
-).map("".join)
+@pytest.mark.parametrize("form", RIGHT)
+@settings(BOUNDED, max_examples=400)
+@given(sent=random_calls.turns)
+def test_an_argument_with_examples_of_calls_is_whole_or_a_complaint(form, sent):
+    sent = sent[:1] if form == "llama" else sent
+    assume(form != "qwen3_coder" or not random_calls.closes_itself(sent))
+    parsed = KNOWN[form].parse(
+        "So:\n" * (form != "llama") + "\n".join(write(form, *call) for call in sent), random_calls.TOOLS
+    )
+    ours, rest = [(call.name, json.loads(call.arguments)) for call in parsed.calls], iter(sent)
+    assert all(call in rest for call in ours), "something else is called"
+    assert (ours == sent) != bool(parsed.parse_errors)
+    assert ours == sent or form == "qwen3_coder"
 
 
-@settings(BOUNDED, max_examples=1000)
-@given(value=EXAMPLES)
-def test_an_argument_with_examples_of_calls_is_whole_or_a_complaint(value):
-    """Where it closes its call and opens another by itself, or gives another parameter, no reader could know."""
-    assume(not re.search(r"</parameter>\s*<parameter=", value))
-    parsed = KNOWN["qwen3_coder"].parse(xml(command=value, seconds=5), BASH)
-    whole = [{"command": value, "seconds": 5}]
-    assert [json.loads(call.arguments) for call in parsed.calls] == (whole if parsed.calls else [])
-    assert bool(parsed.calls) != bool(parsed.parse_errors)
+def write(form, name, given):
+    call = json.dumps({"name": name, "parameters" if form == "llama" else "arguments": given}, ensure_ascii=False)
+    shown = {key: value if isinstance(value, str) else json.dumps(value) for key, value in given.items()}
+    written = {"hermes": f"<tool_call>\n{call}\n</tool_call>", "nemotron": f"<TOOLCALL>[{call}]</TOOLCALL>"}
+    return written.get(form, call) if form != "qwen3_coder" else xml(name, **shown)
 
 
 def test_values_without_a_schema_are_text():
@@ -159,11 +154,6 @@ def test_llama_answers_in_json_are_answers():
 def test_llama_calls_after_the_tag_may_follow_text():
     parsed = KNOWN["llama"].parse("I look. <|python_tag|>" + RIGHT["llama"], BASH)
     assert (parsed.text, parsed.calls) == ("I look.", (CALL,))
-
-
-def test_nemotron_gives_several_calls():
-    text = '<TOOLCALL>[{"name": "a", "arguments": {}}, {"name": "b", "arguments": {}}]</TOOLCALL>'
-    assert [call.name for call in KNOWN["nemotron"].parse(text, ()).calls] == ["a", "b"]
 
 
 @pytest.mark.parametrize("form", RIGHT)
@@ -249,22 +239,6 @@ def test_a_form_without_a_parser_is_refused(tmp_path):
 def test_a_declaration_that_is_not_there_is_refused():
     with pytest.raises(EngineError, match="declares no response_template"):
         load_codec("small", tool_format="declared")
-
-
-DECLARATION = {
-    "start_anchor": "<|im_start|>assistant\n",
-    "defaults": {"role": "assistant"},
-    "fields": {
-        "content": {"close": "<|im_end|>", "optional": True},
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close": "</tool_call>",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-    },
-}
 
 
 @pytest.fixture

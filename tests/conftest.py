@@ -6,15 +6,17 @@ skipping. ``tiers.py`` says which tests a run plays.
 """
 
 import gc
+import json
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiers
@@ -48,6 +50,11 @@ def _vllm() -> str:
     made = _cache() / "vllm.python"
     python = made.read_text().strip() if made.is_file() else ""
     return python if os.access(python, os.X_OK) else ""
+
+
+def _oracles() -> Path:
+    """Interpreter that ``.ci/oracles`` has made."""
+    return _cache() / "oracles" / "bin" / "python"
 
 
 def _axe() -> Path:
@@ -90,6 +97,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "data": (_importable("pyarrow", "unearth"), "prorl-gym[data] is not installed in this environment"),
     "mcp": (_importable("mcp"), "prorl-gym[mcp] is not installed in this environment"),
     "swebench": (_importable("swebench"), "prorl-gym[swe] is not installed in this environment"),
+    "oracles": (_oracles().is_file, "no environment with Harbor and SWE-bench is in the cache (.ci/oracles)"),
     "stock_image": (_stock_image, "the python tool's stock image is not built (.ci/stock-image, as root)"),
     "trl": (_importable("trl", "torch"), "TRL is not installed in this environment (.ci/trainers)"),
     "verl": (
@@ -189,6 +197,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def vllm_python() -> str:
     """Interpreter with vLLM, for tests marked ``vllm``."""
     return _vllm()
+
+
+@pytest.fixture(scope="session")
+def oracles() -> Iterator[Callable[..., dict[str, Any]]]:
+    """Ask the owners of foreign formats (``foreign_readers.py``), for tests marked ``oracles``."""
+    command = [_oracles(), Path(__file__).with_name("foreign_readers.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+
+        def ask(**request: object) -> dict[str, Any]:
+            print(json.dumps(request), file=process.stdin, flush=True)
+            return json.loads(process.stdout.readline())
+
+        yield ask
+        process.stdin.close()
 
 
 @pytest.fixture(scope="session")

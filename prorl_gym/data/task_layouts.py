@@ -10,9 +10,9 @@ import shlex
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from prorl_gym.environments.taskdir.container import (
     Container,
@@ -27,7 +27,7 @@ from prorl_gym.environments.taskdir.task_dir_row import Solution, TaskDirRow, Ta
 from prorl_gym.errors import ConfigError
 from prorl_gym.settings import RolloutSettings
 
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_MEGABYTES = {"K": 1 / 1024, "M": 1, "G": 1024}
 
 
 def _check_plain(value: str) -> str:
@@ -59,34 +59,49 @@ class _Table(BaseModel):
     """Fields of Harbor 0.26.0, schema 1.4 (its ``TaskConfig``), and the values that a sandbox can honour."""
 
     model_config = ConfigDict(extra="forbid")
-    env: dict[str, _Plain] = {}
 
 
-class _TimedStep(_Table):
+class _Agent(_Table):
     timeout_sec: float | None = Field(default=None, gt=0)
     user: Literal["root", 0] = "root"
     network_mode: Literal["no-network", "public"] = "public"
+
+
+class _Solution(_Table):
+    env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], _Plain] = {}
+
+
+class _Limits(_Agent, _Solution):
     environment_mode: Literal["shared"] = "shared"
 
 
-class _Environment(_Table):
+class _Environment(_Solution):
     docker_image: str = ""
     os: Literal["linux"] = "linux"
-    memory: str = Field(default="", pattern=r"^(\d+(\.\d+)?[KMGkmg])?$")
+    memory: str = Field(default="", pattern=r"^\d+(\.\d+)?[KMGkmg]$")
     memory_mb: int | None = None
     gpus: Literal[0] = 0
     workdir: str = ""
     allow_internet: bool | None = None
     network_mode: Literal["no-network", "public"] = "public"
 
+    @model_validator(mode="after")
+    def _read_memory(self) -> Self:
+        if self.memory:
+            size = int(float(self.memory[:-1]) * _MEGABYTES[self.memory[-1].upper()])
+            if self.memory_mb not in (None, size):
+                raise ValueError("'memory' and 'memory_mb' are different")
+            self.memory_mb = size
+        return self
+
 
 class _HarborTask(_Table):
     version: Literal["1.0", "1.1", "1.2", "1.3", "1.4"] = "1.4"
     schema_version: Literal["1.0", "1.1", "1.2", "1.3", "1.4"] = "1.4"
-    agent: _TimedStep = _TimedStep()
-    verifier: _TimedStep = _TimedStep()
+    agent: _Agent = _Agent()
+    verifier: _Limits = _Limits()
     environment: _Environment = _Environment()
-    solution: _Table = _Table()
+    solution: _Solution = _Solution()
     steps: list[Any] = []
 
 
@@ -153,9 +168,9 @@ def _read_harbor(folder: Path, options: ImportOptions) -> ImportedTask:
     task = _HarborTask.model_validate({name: value for name, value in table.items() if name not in _LEFT_OUT})
     if task.steps or (folder / "steps").is_dir():
         raise ConfigError(f"{folder}: a task of several steps.", "Only tasks with one instruction can be imported.")
-    for name in ("trajectory.json", "tests/.harborignore", "solution/.harborignore"):
-        if (folder / name).exists():
-            raise ConfigError(f"{folder / name}: is not understood.", "Only tasks without it can be imported.")
+    for found in (folder / "trajectory.json", *folder.rglob(".harborignore")):
+        if found.exists():
+            raise ConfigError(f"{found}: is not understood.", "Only tasks without it can be imported.")
     budget = FileBudget()
     container = read_container(
         resolve_within(folder, "environment"),
@@ -180,11 +195,17 @@ def _read_harbor(folder: Path, options: ImportOptions) -> ImportedTask:
         placed = _with_script(read_tree(resolve_within(folder, "solution"), "/solution", budget), "/solution/solve.sh")
         given = [f"export {name}={shlex.quote(value)}; " for name, value in task.solution.env.items()]
         solution = Solution(files=placed, command="".join([*given, "/solution/solve.sh"]))
-    memory, size = task.environment.memory.upper(), (task.environment.memory_mb or 0) << 20 or None
-    if memory and not size:
-        size = int(float(memory[:-1]) * _UNITS[memory[-1]])
-    question = read_text(folder / "instruction.md")
+    size = (task.environment.memory_mb or 0) << 20 or None
+    lines = re.sub(r"\r\n?", "\n", read_text(folder / "instruction.md")).split("\n")
+    while lines and _is_canary(lines[0].strip().lower()):
+        lines.pop(0)
+    question = "\n".join(lines)
     return _build_imported_task(folder, question, container, verifier, solution, size, task.agent.timeout_sec, options)
+
+
+def _is_canary(line: str) -> bool:
+    """Whether a line only marks the text as part of a benchmark, as Harbor's ``strip_canary`` has it."""
+    return "canary" in line and (line[0] == "#" or (line.startswith("<!--") and line.endswith("-->")))
 
 
 def _read_terminal_bench(folder: Path, options: ImportOptions) -> ImportedTask:
@@ -210,7 +231,7 @@ def _read_terminal_bench(folder: Path, options: ImportOptions) -> ImportedTask:
     if (folder / "run-tests.sh").is_file():
         script = read_text(folder / "run-tests.sh").encode()
         files = [*files, TaskFile(path="/tests/run-tests.sh", data=script, executable=True)]
-    limits = _TimedStep(timeout_sec=task.max_test_timeout_sec, env={"TEST_DIR": "/tests"})
+    limits = _Limits(timeout_sec=task.max_test_timeout_sec, env={"TEST_DIR": "/tests"})
     verifier = _verifier(files, "bash /tests/run-tests.sh", "pytest", limits, options, container.notes)
     solution = None
     if (folder / "solution.sh").is_file():
@@ -236,7 +257,7 @@ def _with_script(files: list[TaskFile], script: str) -> tuple[TaskFile, ...]:
 
 
 def _verifier(
-    files: list[TaskFile], command: str, reward: Any, limits: _TimedStep, options: ImportOptions, notes: list[str]
+    files: list[TaskFile], command: str, reward: Any, limits: _Limits, options: ImportOptions, notes: list[str]
 ) -> Verifier:
     script = command.split()[-1]
     found = next((file for file in files if file.path == script), None)
@@ -260,13 +281,9 @@ def _build_imported_task(
     agent_seconds: float | None,
     options: ImportOptions,
 ) -> ImportedTask:
-    # Lines at the start that only mark the text as part of a benchmark are dropped.
-    lines = question.splitlines(keepends=True)
-    while lines and (not lines[0].strip() or ("canary" in lines[0].lower() and lines[0].lstrip()[:1] in "#<")):
-        lines.pop(0)
     row = TaskDirRow(
         id=folder.resolve().name,
-        question="".join(lines).strip(),
+        question=question.strip(),
         image=container.image,
         workdir=container.workdir,
         env=container.env,

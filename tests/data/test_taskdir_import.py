@@ -70,6 +70,11 @@ def test_run_of_all_forms(line: str, expected: tuple[str, ...]) -> None:
         ("ENV A=1 C='$A' E=\\$A F=x\\ y", {"A": "1", "C": "$A", "E": "$A", "F": "x y"}),
         ("ARG D\nARG P=1 Q=2\nENV A=$P$Q B=${D:-3} C=${P:+set} E=${D+set}", {"A": "12", "B": "3", "C": "set", "E": ""}),
         ("ENV A=x\\\ny", {"A": "xy"}),
+        ("ENV abc=hello\nENV abc=bye def=$abc\nENV ghi=$abc", {"abc": "bye", "def": "hello", "ghi": "bye"}),
+        (
+            "ENV foo=/bar\nENV A=${foo}x B=\\$foo C=\\${foo} D='it\\'",
+            {"foo": "/bar", "A": "/barx", "B": "$foo", "C": "${foo}", "D": "it\\"},
+        ),
         ('ENV A="$ $(x) \\n"', {"A": "$ $(x) \\n"}),
     ],
 )
@@ -372,38 +377,6 @@ def test_bad_arguments_are_reported(
     done = CliRunner().invoke(app, ["import-tasks", *arguments, "--output", "rows.jsonl"])
     assert isinstance(done.exception, ConfigError) and message in str(done.exception)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("toml", "field"),
-    [
-        ("unheard_of = 1", "unheard_of"),
-        ('version = "2.0"', "version"),
-        ("[verifier]\nenvironment_mode = 'separate'", "verifier.environment_mode"),
-        ("[verifier.environment]\ndocker_image = 'x'", "verifier.environment"),
-        ("[[verifier.collect]]\ncommand = 'x'", "verifier.collect"),
-        ("[verifier.env]\nKEY = '${HF_TOKEN}'", "verifier.env.KEY"),
-        ("[agent]\nuser = 'nobody'", "agent.user"),
-        ("[environment]\ngpus = 1", "environment.gpus"),
-        ("[environment]\nos = 'windows'", "environment.os"),
-        ("[environment]\nskills_dir = '/s'", "environment.skills_dir"),
-        ("[environment]\nnetwork_mode = 'allowlist'", "environment.network_mode"),
-        ("[[environment.mcp_servers]]\nname = 'x'", "environment.mcp_servers"),
-        ("[environment.healthcheck]\ncommand = 'true'", "environment.healthcheck"),
-        ("[environment.env]\nMODE = '${MODE:-fast}'", "environment.env.MODE"),
-    ],
-)
-def test_a_field_that_a_sandbox_cannot_honour_is_refused_by_name(toml: str, field: str, tmp_path: Path) -> None:
-    assert f"'{field}' is wrong" in refusal(write_task(tmp_path / "sum", HARBOR, task_dot_toml=toml), run="setup")
-
-
-def test_fields_of_a_task_are_used_or_named_as_left_out(tmp_path: Path) -> None:
-    toml = "artifacts = ['/a']\n[environment]\ncpus = 2\nworkdir = '/srv'\n[solution.env]\nV = 'a b'\n"
-    found = imported(write_task(tmp_path / "sum", HARBOR, task_dot_toml=toml), run="setup")
-    assert found.notes[-2:] == ("'artifacts' of task.toml is left out", "'cpus' of task.toml is left out")
-    assert (found.row.workdir, found.row.verifier.seconds) == ("/srv", 600.0)
-    assert found.row.solution is not None
-    assert found.row.solution.command == "export V='a b'; /solution/solve.sh"
 
 
 def test_other_files_of_a_task_are_its_own_or_named(tmp_path: Path) -> None:

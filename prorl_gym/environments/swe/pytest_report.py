@@ -96,7 +96,8 @@ class _Reporter:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         # By a mark: code under test can raise what pytest.xfail() raises.
-        xfail = hasattr(report, "wasxfail") and "xfail" in report.keywords
+        marks = {"xfail", "__unittest_expecting_failure__"}.intersection(report.keywords)
+        xfail = hasattr(report, "wasxfail") and bool(marks)
         now = _core_functions()
         for place, (function, code) in _INITIAL_CORE.items():
             found = now.get(place, (None, None))

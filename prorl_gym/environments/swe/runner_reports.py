@@ -73,18 +73,21 @@ def _report_counted(statuses: Mapping[str, Status], counts: Collection[int]) -> 
 # unittest: its verbose output (``TextTestResult`` of CPython), and that of Django's runner, which is one. A test takes
 # one line, `name (place) ... ok`, or more: the first line of its docstring may follow the name, and output comes
 # between the dots and the status, also on the status' line, where SWE-bench's parser misses it. So each line up to the
-# next test counts that ends like a status, and the worst decides: no output can stand for the status. What failed is
+# next test counts that ends like a status, and the worst decides: no output can stand for the status, or end the test
+# before it, not even one like the runner's own last lines. What failed is
 # repeated by name at the end.
 
 _UNITTEST_ENDS: Mapping[str, Status] = {
     **{"ok": "passed", "OK": "passed", "expected failure": "xfail", "unexpected success": "failed"},
     **{" ... FAIL": "failed", " ... ERROR": "error", " ... skipped": "skipped"},
 }
-_UNITTEST_PLACE = r"\(([\w<>]+(?:\.[\w<>]+)+)\)"
+_UNITTEST_PLACE = r"\(([^\W\d]\w*(?:\.[^\W\d][\w<>]*|\.<locals>)+)\)"
+_UNITTEST_FIXTURE = re.compile(r"(?:setUp|tearDown)(?:Class|Module)")
+"""Not among the tests that the runner counts."""
 _UNITTEST_HEADER = re.compile(rf"\s*(\w+) {_UNITTEST_PLACE}(?: .*\.\.\..*)?")
 _UNITTEST_LATE_HEADER = re.compile(rf".*?\W(\w+) {_UNITTEST_PLACE} \.\.\. .*")
 """After output of a class or module without a line feed."""
-_UNITTEST_REPORT = re.compile(r"(FAIL|ERROR): (\w+) \(([\w.<>]+)\).*")
+_UNITTEST_REPORT = re.compile(r"(FAIL|ERROR|UNEXPECTED SUCCESS): (\w+) \(([\w.<>]+)\).*")
 _UNITTEST_RAN = re.compile(r"Ran (\d{1,9}) tests? in [0-9.]+s")
 
 
@@ -96,20 +99,20 @@ def _dotted_name(name: str, place: str) -> str:
 def _read_unittest(lines: Sequence[str], full_name: Callable[[str, str], str] = _dotted_name) -> RunReport:
     """Name each test ``package.module.Class.test_name``.
 
-    The runner must print how many tests it ran, and no more may be reported.
+    The runner must print how many tests it ran, and no more may begin or be reported.
     """
     statuses: dict[str, Status] = {}
+    begun: set[str] = set()
     totals: list[int] = []
     waiting: str | None = None
     for line in lines:
         if ran := _UNITTEST_RAN.fullmatch(line):
             totals.append(int(ran[1]))
-            waiting = None
         if report := _UNITTEST_REPORT.fullmatch(line):
-            _record_status(statuses, full_name(report[2], report[3]), "failed" if report[1] == "FAIL" else "error")
-            waiting = None
+            _record_status(statuses, full_name(report[2], report[3]), "error" if report[1] == "ERROR" else "failed")
         elif header := _UNITTEST_HEADER.fullmatch(line) or _UNITTEST_LATE_HEADER.fullmatch(line):
             waiting = full_name(header[1], header[2])
+            begun.add(waiting)
         text = line.rstrip()
         status: Status | None = next((word for end, word in _UNITTEST_ENDS.items() if text.endswith(end)), None)
         if text.endswith(("'", '"')) and ("skipped '" in text or 'skipped "' in text):
@@ -118,8 +121,8 @@ def _read_unittest(lines: Sequence[str], full_name: Callable[[str, str], str] = 
             _record_status(statuses, waiting, status)
     if not totals:
         return RunReport(statuses, _UNFINISHED)
-    ended = sum(status in ("passed", "failed", "xfail") for status in statuses.values())
-    problem = f"{ended} tests are reported, the runner counted {sum(totals)}" if ended > sum(totals) else ""
+    named = sum(_UNITTEST_FIXTURE.search(name) is None for name in begun | statuses.keys())
+    problem = f"{named} tests are reported, the runner counted {sum(totals)}" if named > sum(totals) else ""
     return RunReport(statuses, problem)
 
 

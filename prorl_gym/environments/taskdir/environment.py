@@ -11,6 +11,7 @@ content.
 import asyncio
 import base64
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,8 @@ _OUTPUT = f"{LOGS}/output.txt"
 _HEADER = re.compile(r"^=+ short test summary info =+\s*$", re.MULTILINE)
 _END = re.compile(r"\A(.*)^(?:=+ )?\d+ [a-z][^\n]* in [\d.]+s.*", re.DOTALL | re.MULTILINE)
 _STATUS = re.compile(r"^(PASSED|FAILED|SKIPPED|XFAIL|XPASS|ERROR)\s+\S", re.MULTILINE)
+_BAD_TOTAL = re.compile(r"^(?:=+ )?(?:\d+ [a-z]+, )*[1-9]\d* (?:failed|errors?)\b[^\n]* in [\d.]+s", re.MULTILINE)
+"""Failed subtests have a word of their own in the summary; the total has them."""
 _GOOD = {"PASSED", "XFAIL", "SKIPPED"}
 _LARGEST = 4 << 20
 _ROUNDING = 0.005
@@ -277,8 +280,9 @@ async def run_verifier(sandbox: Sandbox, task: TaskDirRow, seconds: float) -> fl
         return None if ran.timed_out or ran.exit_code in (126, 127) else float(ran.exit_code == 0)
     if verifier.reward == "pytest":  # one test passed at least and none failed; skipped tests do not count
         output = re.sub(r"\x1b\[[\d;]*m", "", await _read(sandbox, _OUTPUT) or "")
-        sections = [_END.sub(r"\1", part) for part in _HEADER.split(output)[1:]]
-        found = {status for section in sections for status in _STATUS.findall(section)}
+        sections = _HEADER.split(output)[1:]
+        found = {status for section in sections for status in _STATUS.findall(_END.sub(r"\1", section))}
+        found |= {"FAILED" for section in sections if _BAD_TOTAL.search(section)}
         return float(found <= _GOOD and bool(found & {"PASSED", "XFAIL"})) if found else None
     # Of the files that exist, both must agree, rounding aside.
     texts = [(name, await _read(sandbox, f"{LOGS}/{name}")) for name in ("reward.json", "reward.txt")]
@@ -311,7 +315,7 @@ def _parse_rewards(text: str, is_json: bool) -> list[float]:
         value: Any = json.loads(text) if is_json else float(text)
         bare: dict[str, Any] = {"reward": None if isinstance(value, bool) else value}
         values = cast(dict[str, Any], value) if isinstance(value, dict) else bare
-        if not all(isinstance(number, int | float) for number in values.values()):
+        if not all(isinstance(number, int | float) and abs(number) < math.inf for number in values.values()):
             return [float("nan")]
         return [float(number) for name, number in values.items() if len(values) == 1 or name == "reward"]
     except (ValueError, OverflowError, RecursionError):

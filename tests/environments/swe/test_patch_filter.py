@@ -31,10 +31,31 @@ PATH = st.lists(
 )
 
 
+def written_by_git(changes: dict[str, tuple[str, str]]) -> str:
+    """Return what `git diff` writes of files that change; an empty text is no file."""
+    with TemporaryDirectory() as folder:
+        git(Path(folder), "init", "-q")
+        for number in (0, 1):
+            for path, texts in changes.items():
+                Path(folder, path).parent.mkdir(parents=True, exist_ok=True)
+                Path(folder, path).unlink(missing_ok=True)
+                if texts[number]:
+                    Path(folder, path).write_bytes(texts[number].encode())
+            git(Path(folder), "add", "--ignore-removal", *["-N"] * number, ".")
+        return git(Path(folder), "diff", "--no-renames", "--full-index").decode()
+
+
 @settings(max_examples=50, deadline=None)
-@given(st.dictionaries(PATH.map("/".join), st.tuples(TEXT, TEXT).filter(lambda pair: pair[0] != pair[1]), max_size=4))
-def test_what_is_kept_still_applies_and_what_is_left_out_is_counted(changes: dict[str, tuple[str, str]]):
-    raw = "".join(git_diff(path, old, new) for path, (old, new) in changes.items()).encode()
+@given(
+    st.dictionaries(PATH.map("/".join), st.tuples(TEXT, TEXT).filter(lambda pair: pair[0] != pair[1]), max_size=4),
+    st.booleans(),
+)
+def test_what_is_kept_still_applies_and_what_is_left_out_is_counted(changes: dict[str, tuple[str, str]], by_git: bool):
+    if by_git:
+        assume(not any(f"{path}/".startswith(f"{other}/") for path in changes for other in changes if path != other))
+        raw = written_by_git(changes).encode()
+    else:
+        raw = "".join(git_diff(path, old, new) for path, (old, new) in changes.items()).encode()
     cleaned = filter_patch(raw, TASK)
     assert cleaned.refused == ""
     tests = {path for path in changes if is_test_path(path)}

@@ -27,42 +27,6 @@ class Log:
 
 
 LOGS = {
-    "unittest 3.12": Log(
-        "unittest",
-        """\
-test_add (tests.test_m.T.test_add) ... ok
-test_doc (tests.test_m.T.test_doc)
-The first line of a docstring. ... ok
-test_err (tests.test_m.T.test_err) ... ERROR
-test_fail (tests.test_m.T.test_fail) ... FAIL
-test_skip (tests.test_m.T.test_skip) ... skipped 'not now'
-test_loud (tests.test_m.T.test_loud) ... some output
-and more of it
-ok
-test_x (tests.test_m.T.test_x) ... expected failure
-test_y (tests.test_m.T.test_y) ... unexpected success
-test_sub (tests.test_m.T.test_sub) ...\x20
-  test_sub (tests.test_m.T.test_sub) (i=2) ... FAIL
-
-======================================================================
-FAIL: test_sub (tests.test_m.T.test_sub) (i=2)
-----------------------------------------------------------------------
-Ran 9 tests in 0.002s
-
-FAILED (failures=2, errors=1, skipped=1, expected failures=1, unexpected successes=1)
-""",
-        {
-            "tests.test_m.T.test_add": "passed",
-            "tests.test_m.T.test_doc": "passed",
-            "tests.test_m.T.test_err": "error",
-            "tests.test_m.T.test_fail": "failed",
-            "tests.test_m.T.test_skip": "skipped",
-            "tests.test_m.T.test_loud": "passed",
-            "tests.test_m.T.test_x": "xfail",
-            "tests.test_m.T.test_y": "failed",
-            "tests.test_m.T.test_sub": "failed",
-        },
-    ),
     "unittest 3.8": Log(
         "unittest",
         "test_add (tests.test_m.T) ... ok\nsetUpClass (tests.test_m.U) ... ERROR\n\nRan 1 test in 0.001s\n\nFAILED\n",
@@ -289,44 +253,6 @@ class Plug:
 def pytest_configure(config):
     config.pluginmanager.register(Plug())
 """
-UNITTEST_FILE = """
-import sys, unittest
-
-class T(unittest.TestCase):
-    def test_passes(self): print("test_fails (m.T.test_fails) ... ok")
-    def test_doc(self):
-        '''First line.'''
-    def test_fails(self): self.fail()
-    def test_error(self): raise ValueError("ok")
-    @unittest.skip("why not ... ok")
-    def test_skip(self): pass
-    @unittest.expectedFailure
-    def test_expected(self): self.fail()
-    @unittest.expectedFailure
-    def test_unexpected(self): pass
-    def test_sub(self):
-        for number in range(3):
-            with self.subTest(number=number): self.assertNotEqual(number, 1)
-    def test_glued(self): write("said, not \\nskipped 'x' twice\\nlook")
-    def test_glued_failure(self):
-        write("looks ok\\nlook")
-        self.fail()
-    @unittest.expectedFailure
-    def test_glued_expected(self): write("look"); self.fail()
-    def test_glued_skip(self):
-        write("looks ok\\n" + "look" * 2000)
-        self.skipTest("it's")
-    def test_odd_output(self): write("Connecting (retry) now\\nERROR\\nFAIL\\n")
-
-class U(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls): write("setting up ")
-    def test_first(self): pass
-    @classmethod
-    def tearDownClass(cls): write("ERROR\\n")
-
-def write(text): sys.stderr.write(text)
-"""
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -374,20 +300,6 @@ def test_plug_in_reports_each_test_of_a_real_run(report: str):
         "a.py::test_xpass": "passed",
         "a.py::test_strict": "failed",
     }
-
-
-def test_real_run_of_unittest(tmp_path: Path):
-    (tmp_path / "m.py").write_text(UNITTEST_FILE)
-    done = subprocess.run(
-        [sys.executable, "-m", "unittest", "-v", "m"], cwd=tmp_path, stdout=-1, stderr=-2, text=True, check=False
-    )
-    found = read_log("unittest", done.stdout)
-    expected = {"passes": "passed", "doc": "passed", "fails": "failed", "error": "error", "skip": "skipped"}
-    expected |= {"expected": "xfail", "unexpected": "failed", "sub": "failed", "odd_output": "passed"}
-    expected |= {"glued": "passed", "glued_failure": "failed", "glued_expected": "xfail", "glued_skip": "skipped"}
-    statuses = {f"m.T.test_{name}": status for name, status in expected.items()}
-    assert found.statuses == {**statuses, "m.U.test_first": "passed"}
-    assert found.problem == ""
 
 
 def test_hooks_are_reported_and_only_those_of_a_patch_are_a_complaint(report: str):

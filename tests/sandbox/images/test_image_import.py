@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from images_support import FakeRegistry, directory, entry, layer, tar
+from images_support import FakeRegistry, entry, layer, tar
 from sandbox_support import fails_as, give_to_sandboxes, sandbox_uid
 
 from prorl_gym.errors import ConfigError, FailureKind, SandboxError
@@ -85,16 +85,6 @@ async def test_forgotten_image_leaves_no_layer(store: ImageStore, tree: Path) ->
 async def test_names_that_mean_something_else_are_refused(store: ImageStore, tree: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="--name"):
         await import_image(store, tree, name)
-
-
-async def test_overlay_of_the_layers_shows_deletions(store: ImageStore, fake_registry: FakeRegistry) -> None:
-    low = layer(directory("etc"), entry("etc/gone", b"1"), entry("etc/kept", b"1"), entry("opt/old", b"1"))
-    high = layer(entry("etc/.wh.gone"), entry("opt/.wh..wh..opq"), entry("opt/new", b"1"))
-    image = await store.resolve(fake_registry.add("image", low, high))
-    script = f'mount -t overlay -o "lowerdir={":".join(image.lower_dirs)},userxattr" o /mnt && cd /mnt && ls etc opt'
-    command = ["unshare", *(["--mount"] if os.geteuid() == 0 else ["--map-root-user", "--mount"]), "sh", "-ec", script]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: ASYNC221
-    assert (shown.stdout, shown.stderr) == ("etc:\nkept\n\nopt:\nnew\n", "")
 
 
 @pytest.fixture

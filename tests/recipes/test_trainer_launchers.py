@@ -6,11 +6,8 @@ The service is a stand-in: its records end as a test says. Each launcher runs wh
 """
 
 import asyncio
-import json
 import re
 import runpy
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -23,7 +20,6 @@ from aiohttp import web
 from rollout_samples import PROMPT, failed, rollout
 from trainer_samples import IDS, MASK, scored, two_segments
 
-from prorl_gym.environments import registry
 from prorl_gym.records import Rollout
 
 RECIPES = Path(__file__).parents[2] / "recipes/trainers"
@@ -174,16 +170,3 @@ async def test_the_loop_of_the_migration_page_returns_trajectories_by_group(star
     }
     assert found["run-3-1"][0][:2] == (IDS, MASK)
     assert [request["replica"] for request in service.requests] == [0, 1, 0, 1]
-
-
-def test_the_script_of_the_migration_page_makes_rows_of_gyms_rows():
-    prompt = {"input": [{"role": "system", "content": "Box it."}, {"role": "user", "content": "2+2?"}]}
-    tests = {"unit_tests": {"inputs": ["4\n"], "outputs": ["8\n"]}}
-    given = [
-        {"responses_create_params": prompt, "expected_result": "4"},
-        {"responses_create_params": prompt, "verifier_metadata": tests},
-    ]
-    script, lines = migration_block("gym_rows.py"), "".join(json.dumps(row) + "\n" for row in given)
-    ran = subprocess.run([sys.executable, "-c", script], input=lines, capture_output=True, text=True, check=True)
-    math, code = (json.loads(line) for line in ran.stdout.splitlines())
-    assert registry.get("math").parse_row(math).question == registry.get("code").parse_row(code).question == "2+2?"

@@ -89,8 +89,43 @@ def as_number(value: Any) -> Any:
     return int(value.real) if int(value.real) == value else float(value.real)
 
 
-ARGUMENT_DECODERS = {"value": identity, "linked list": to_list, "tree": to_tree}
-RESULT_ENCODERS = {"value": identity, "linked list": from_list, "tree": from_tree}
+SCALARS: Any = (int, float, complex, str, bytes)
+COLLECTIONS: Any = {list: list, tuple: tuple, set: set, frozenset: set}
+
+
+def to_literal(text: Any) -> Any:
+    import ast  # few tests need it
+
+    return ast.literal_eval(text)
+
+
+def from_literal(value: Any) -> Any:
+    return repr(plain(value))
+
+
+def plain(value: Any) -> Any:
+    """Return the value that is equal to this one and that a literal can express, as a dict for a Counter.
+
+    Raises ``TypeError`` where there is none.
+    """
+    if value is None or type(value) is bool:
+        return value
+    if issubclass(type(value), dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    for kind in SCALARS:
+        if issubclass(type(value), kind):
+            return kind(value)
+    for kind, literal in COLLECTIONS.items():
+        if issubclass(type(value), kind):
+            return literal(plain(item) for item in value)
+    number = as_number(value)
+    if number != value:
+        raise TypeError("no literal is equal to the result")
+    return number
+
+
+ARGUMENT_DECODERS = {"value": identity, "linked list": to_list, "tree": to_tree, "literal": to_literal}
+RESULT_ENCODERS = {"value": identity, "linked list": from_list, "tree": from_tree, "literal": from_literal}
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ from pydantic import Field, field_validator, model_validator
 
 from prorl_gym.environments.row_format import StrictModel, TaskRow
 
-Shape = Literal["value", "linked list", "tree"]
+Shape = Literal["value", "linked list", "tree", "literal"]
 """How a JSON value is handed over: as it is; as a ``ListNode`` made of an array; as a ``TreeNode`` made of an array
-in level order with nulls for missing children."""
+in level order with nulls for missing children; as the value of a Python literal, given as text."""
 
 
 class StdioCase(StrictModel):
@@ -63,6 +63,23 @@ class FunctionTests(StrictModel):
     cases: Annotated[tuple[FunctionCase, ...], Field(min_length=1)]
 
 
+class ScriptCase(StrictModel):
+    """A script must end without an exception."""
+
+    script: str
+
+
+class ScriptTests(StrictModel):
+    """Hidden tests of a function by scripts of assertions. Its arguments and results must be Python literals."""
+
+    kind: Literal["script"]
+    entry: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+    """Name of the function, which the scripts call."""
+    setup: str = ""
+    """What precedes each script."""
+    cases: Annotated[tuple[ScriptCase, ...], Field(min_length=1)]
+
+
 MAX_UNPACKED_TESTS = 256 << 20
 """Bytes of the JSON of packed tests."""
 
@@ -75,7 +92,7 @@ def pack_tests(tests: Mapping[str, Any]) -> dict[str, str]:
 class CodeRow(TaskRow):
     """A programming task."""
 
-    tests: Annotated[StdioTests | FunctionTests, Field(discriminator="kind")]
+    tests: Annotated[StdioTests | FunctionTests | ScriptTests, Field(discriminator="kind")]
     """Hidden tests, or ``{"packed": ...}``: their JSON, compressed by zlib, in base64. The expected results never leave
     the service's side."""
     checker: str = ""
@@ -115,6 +132,8 @@ class CodeRow(TaskRow):
 
     @model_validator(mode="after")
     def _functions_are_python(self) -> "CodeRow":
-        if self.language == "cpp" and isinstance(self.tests, FunctionTests):
-            raise ValueError("tests of kind 'function' call Python; use kind 'stdio' with language 'cpp'")
+        if self.language == "cpp" and not isinstance(self.tests, StdioTests):
+            raise ValueError(f"tests of kind '{self.tests.kind}' call Python; use kind 'stdio' with language 'cpp'")
+        if self.checker and isinstance(self.tests, ScriptTests):
+            raise ValueError("tests of kind 'script' have no results that a checker could compare")
         return self

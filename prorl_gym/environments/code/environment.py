@@ -25,8 +25,16 @@ from prorl_gym.agents.protocol import Artifacts, Tool
 from prorl_gym.agents.tools import BashTool, FinishTool, PythonTool
 from prorl_gym.agents.tools.agent_sandbox import SandboxSource
 from prorl_gym.environments.code import program_runs
-from prorl_gym.environments.code.code_row import CodeRow, FunctionCase, FunctionTests, StdioCase, StdioTests
+from prorl_gym.environments.code.code_row import (
+    CodeRow,
+    FunctionCase,
+    FunctionTests,
+    ScriptTests,
+    StdioCase,
+    StdioTests,
+)
 from prorl_gym.environments.code.program_runs import BatchRunner, Launch, ProgramResult, crash_reason
+from prorl_gym.environments.code.script_tests import find_script_failures
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.simple import SimpleEnvironment
 from prorl_gym.errors import GraderError
@@ -107,18 +115,18 @@ class CodeEnvironment(SimpleEnvironment[CodeRow]):
     def wrong_answer(self, task: CodeRow, seed: int) -> str:
         if task.language == "cpp":
             return f'#include <cstdio>\nint main() {{ puts("seed {seed}"); }}\n'
-        name = task.tests.entry.split(".")[0] if isinstance(task.tests, FunctionTests) else "main"
+        name = "main" if isinstance(task.tests, StdioTests) else task.tests.entry.split(".")[0]
         return f"def {name}(*arguments):\n    return 'seed {seed}'\n\n\nprint('seed {seed}')\n"
 
 
 def _prompt(task: CodeRow) -> str:
     """Return the question and the form of the tests; the same for every replica."""
-    if isinstance(task.tests, FunctionTests):
-        form = f"Your program must define `{task.tests.entry}`, which the tests call."
-        if task.tests.result != "return":
-            form += f" It works in place: its {task.tests.result} is looked at after the call."
-    else:
+    if isinstance(task.tests, StdioTests):
         form = "Your program must read standard input and print to standard output."
+    else:
+        form = f"Your program must define `{task.tests.entry}`, which the tests call."
+        if isinstance(task.tests, FunctionTests) and task.tests.result != "return":
+            form += f" It works in place: its {task.tests.result} is looked at after the call."
     limits = f"Limits for each test: {task.time_limit:g} s of CPU time, {task.memory_limit >> 20} MiB of memory."
     start = (
         f"\n\nStart from this code:\n```{task.language}\n{task.starter_code.strip()}\n```" if task.starter_code else ""
@@ -173,14 +181,16 @@ async def grade(task: CodeRow, program: str, leases: Leases, seconds: float) -> 
     broken grader. Raises ``SandboxError``; ``GraderError``: the sandbox does not run Python, or the row's checker is
     broken; ``TaskError``: the row is in C++ and the image cannot compile it.
     """
-    cases = task.tests.cases
     try:
         if task.language == "cpp":
             launch = program_runs.binary_launch(task, await program_runs.compile_cpp(program, leases))
         else:
-            launch = program_runs.python_launch(task, program, function=isinstance(task.tests, FunctionTests))
+            launch = program_runs.python_launch(task, program, function=not isinstance(task.tests, StdioTests))
     except program_runs.CompileError as error:
         return _unrun_score(task, error)
+    if isinstance(task.tests, ScriptTests):
+        return _score(task, await find_script_failures(task, task.tests, launch, leases, seconds))
+    cases = task.tests.cases
     own, checks, controls = (seconds * share for share in (_TIME_SHARES if task.checker else (1.0, 0.0, 0.0)))
     checker = _Checker(task, BatchRunner(leases, checks), BatchRunner(leases, controls))
     verdicts: list[str | None] = []
@@ -279,7 +289,8 @@ async def _find_failures(
 def _is_right(task: CodeRow, expected: Any, output: Any) -> bool:
     if isinstance(task.tests, StdioTests):
         return outputs_match(expected, output.encode(), task.tests.compare if task.runner == "plain" else task.runner)
-    wrapped: list[Any] = expected if task.tests.unwrap and issubclass(type(expected), list) else []
+    may_unwrap = isinstance(task.tests, FunctionTests) and task.tests.unwrap
+    wrapped: list[Any] = expected if may_unwrap and issubclass(type(expected), list) else []
     accepted = [expected, *(wrapped if len(wrapped) == 1 else ())]
     match = eq if task.runner == "livecodebench" else results_match
     return any(match(value, output) for value in accepted)

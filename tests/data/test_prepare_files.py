@@ -140,7 +140,7 @@ def test_formats_that_no_environment_grades_are_refused_by_name(row: dict[str, A
     [
         ("math", "math_with_judge/data/example.jsonl", 5),
         ("math", "math_with_code/data/example.jsonl", 5),
-        ("math", "ns_tools/data/compmath_test.jsonl", 251),
+        ("math", "ns_tools/data/compmath_test.jsonl", 252),
         ("math", "reasoning_gym/data/example.jsonl", 0),
         ("math", "finance_sec_search/data/example.jsonl", 0),
         ("stem", "mcqa/data/example.jsonl", 5),

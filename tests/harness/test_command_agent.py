@@ -72,7 +72,7 @@ async def test_setup_runs_before_the_program_in_bash():
     await bench.run(CommandConfig(argv=("agent",)), setup="conda activate x")
     argv, _ = bench.launched
     assert argv[:2] == ["bash", "-c"]
-    assert argv[2].startswith("conda activate x\nexec ")
+    assert argv[2].startswith('conda activate x\n"$@" ')
 
 
 async def test_what_a_command_line_cannot_carry_is_left_out():

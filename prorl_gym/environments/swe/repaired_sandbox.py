@@ -10,6 +10,7 @@ import secrets
 import shlex
 from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from prorl_gym.environments.killed_program import raise_if_killed
 from prorl_gym.environments.protocol import Leases
@@ -196,6 +197,17 @@ async def pack_build(sandbox: Sandbox, workdir: str, mark: str) -> bytes:
         return await sandbox.read_file(f"{mark}.tar", limit=MAX_BUILT)
     except OSError:
         return b""
+
+
+async def pack_tree(sandbox: Sandbox, workdir: str) -> bytes:
+    """Return the working directory, its modules compiled, as a tar.gz; empty when it is too large or cannot be packed.
+
+    Nothing of the repository runs: ``-I`` leaves its directories off the path.
+    """
+    script = "python3 -I -m compileall -qq . >/dev/null 2>&1; tar -czf - ."
+    limits = replace(sandbox.spec.limits, output=MAX_BUILT)
+    packed = await sandbox.exec(["sh", "-c", script], timeout=_PACK_SECONDS, cwd=workdir, limits=limits)
+    return packed.stdout if packed.exit_code == 0 and not packed.truncated else b""
 
 
 async def restore_build(sandbox: Sandbox, packed: bytes) -> None:

@@ -127,15 +127,8 @@ async def place_repository(task: SweTask, sandbox: Sandbox) -> BaseState:
     Raises ``TaskError`` (BAD_ROW, IMAGE_BROKEN): the repository differs from the row's; ``SandboxError``: the sandbox
     is lost, or too slow.
     """
-    packed = await asyncio.to_thread(read_archive, task)
-    if packed:  # unpacked in the sandbox: a hostile archive cannot reach the host
-        result = await _run(sandbox, ["tar", "-xzof", "-", "-C", task.workdir], stdin=packed)
-        if result.exit_code == 127:
-            what = f"swe row {task.id}: image '{sandbox.spec.image}' has no tar."
-            raise TaskError(FailureKind.IMAGE_BROKEN, what, "Use an image with tar and gzip.")
-        if result.exit_code != 0:
-            what = f"swe row {task.id}: its archive cannot be unpacked: {_exit_summary(result)}."
-            raise TaskError(FailureKind.BAD_ROW, what, "Give a complete tar.gz that fits the sandbox's disk limit.")
+    if packed := await asyncio.to_thread(read_archive, task):
+        await _unpack(task, packed, sandbox)
     names = HIDDEN_FROM_AGENT.get(task.source, ())
     result = await _run(
         sandbox, ["sh", "-c", _PLACE, "place", task.workdir, task.base_commit, SET_ASIDE_DIRECTORY, *names]
@@ -159,6 +152,17 @@ async def place_repository(task: SweTask, sandbox: Sandbox) -> BaseState:
         untracked=tuple(untracked),
         nested=frozenset(path.removeprefix("./") for path in nested),
     )
+
+
+async def _unpack(task: SweTask, packed: bytes, sandbox: Sandbox) -> None:
+    # In the sandbox: a hostile archive cannot reach the host.
+    result = await _run(sandbox, ["tar", "-xzof", "-", "-C", task.workdir], stdin=packed)
+    if result.exit_code == 127:
+        what = f"swe row {task.id}: image '{sandbox.spec.image}' has no tar."
+        raise TaskError(FailureKind.IMAGE_BROKEN, what, "Use an image with tar and gzip.")
+    if result.exit_code != 0:
+        what = f"swe row {task.id}: its archive cannot be unpacked: {_exit_summary(result)}."
+        raise TaskError(FailureKind.BAD_ROW, what, "Give a complete tar.gz that fits the sandbox's disk limit.")
 
 
 async def place_repository_for_agent(task: SweTask, sandbox: Sandbox) -> PlacedRepository:
@@ -296,11 +300,16 @@ async def _write_git_inputs(placed: PlacedRepository, sandbox: Sandbox, pack: by
 
 
 @asynccontextmanager
-async def open_clean_repository(task: SweTask, leases: Leases, spec: SandboxSpec) -> AsyncGenerator[Sandbox]:
-    """Start a clean sandbox with the repository placed in it; closed at the end."""
+async def open_clean_repository(
+    task: SweTask, leases: Leases, spec: SandboxSpec, tree: bytes = b""
+) -> AsyncGenerator[Sandbox]:
+    """Start a clean sandbox with the repository placed in it, or a packed tree in its stead; closed at the end."""
     clean = await leases.start_clean_sandbox(spec)
     try:
-        await place_repository(task, clean)
+        if tree:
+            await _unpack(task, tree, clean)
+        else:
+            await place_repository(task, clean)
         yield clean
     finally:
         await clean.close()

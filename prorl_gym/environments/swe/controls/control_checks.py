@@ -27,11 +27,13 @@ from prorl_gym.environments.swe.controls.sealed_values import matches_expected, 
 from prorl_gym.environments.swe.repaired_sandbox import (
     UnsolvedError,
     open_repaired_sandbox,
+    pack_tree,
     place_helpers,
     read_helpers,
     restore_build,
     run_build,
 )
+from prorl_gym.environments.swe.repository import open_clean_repository, sandbox_spec
 from prorl_gym.environments.swe.swe_row import SweTask
 from prorl_gym.sandbox.protocol import Sandbox
 
@@ -44,7 +46,7 @@ _MIN_SANDBOXES = 3
 """Sandboxes of run C, however long one takes to prepare."""
 _MIN_SECONDS = 30.0
 """Smallest time limit of a process, unless the row's own is smaller."""
-_MAX_STANDALONE = 12
+_MAX_STANDALONE = 30
 """Functions of ``pass_to_pass`` that run alone as they are, of those that need pytest a quarter."""
 _MAX_STANDALONE_CONTROLS = 3
 """Functions of ``pass_to_pass`` that run alone with a control."""
@@ -118,6 +120,8 @@ class _ControlChecks:
         self._texts = {**self._task.tests.files, **plan.texts}
         self._may_retry = True
         self._others: Sequence[TestFunction] = plan.standalone_others
+        self._tree = b""
+        """Packed repository with the repair; empty where the image holds the repository."""
 
     async def run(self) -> Mapping[str, str]:
         plan = self._plan
@@ -132,12 +136,17 @@ class _ControlChecks:
             detail["run_c"] = f"{real} real + {len(runs) - real} control (own runner {own}, pytest {len(runs) - own})"
         try:
             async with asyncio.TaskGroup() as group:  # the first check that fails ends the others
+                if self._task.archive or self._task.path:
+                    async with self._repaired_sandbox(self._repair.patch) as sandbox:
+                        self._tree = await pack_tree(sandbox, self._task.workdir)
+                if plan.standalone_others or self._others:
+                    group.create_task(self._check_standalone())
+                if plan.interleavable:
+                    group.create_task(self._check_interleaved())
                 if plan.sealed:
                     group.create_task(self._check_sealed())
                 for batch in self._split_runs(runs):
                     group.create_task(self._check_batch(batch))
-                if plan.interleavable or plan.standalone_others or self._others:
-                    group.create_task(self._check_others())
         except ExceptionGroup as failed:
             if isinstance(error := failed.exceptions[0], _TamperedError):
                 return {"why": _TAMPERED_REASON, "check": str(error), **detail}
@@ -200,22 +209,19 @@ class _ControlChecks:
 
     # --- other tests, and run B -------------------------------------------------------------------------------------
 
-    async def _check_others(self) -> None:
-        async with self._sandbox_permits, self._prepared_sandbox() as sandbox:
-            await self._check_standalone(sandbox)
-            await self._check_interleaved(sandbox)
-
-    async def _check_standalone(self, sandbox: Sandbox) -> None:
+    async def _check_standalone(self) -> None:
         """Run other tests alone: in run A the patch may have made the runner pass them."""
         controlled = self._plan.standalone_others
         drawn = self._rng.sample(controlled, min(len(controlled), _MAX_STANDALONE_CONTROLS))
-        runs = [self._build_run(each, self._rng.choice(each.variants)) for each in drawn]
+        bodies: list[tuple[TestFunction, Edit | None]] = [(each, self._rng.choice(each.variants)) for each in drawn]
         others = self._rng.sample(self._others, len(self._others))
         originals = [each for each in others if each.runner == "own"][:_MAX_STANDALONE]
         originals += [each for each in others if each.runner == "pytest"][: _MAX_STANDALONE // 4]
-        runs += [self._build_run(each, None) for each in originals[:_MAX_STANDALONE]]
-        self._rng.shuffle(runs)
-        results = list(zip(runs, await self._run(sandbox, [each.job for each in runs]), strict=True))
+        bodies += [(each, None) for each in originals[:_MAX_STANDALONE]]
+        self._rng.shuffle(bodies)
+        runs = await asyncio.to_thread(lambda: [self._build_run(function, edit) for function, edit in bodies])
+        async with self._sandbox_permits, self._prepared_sandbox() as sandbox:
+            results = list(zip(runs, await self._run(sandbox, [each.job for each in runs]), strict=True))
         failed = [run for run, result in results if run.is_original and not result.passed]
         excused = await self._find_excused(failed) if failed and self._task.gold_patch.strip() else ()
         for run, result in results:
@@ -240,29 +246,37 @@ class _ControlChecks:
         _unfit_tests.update((identify_row(self._task), run.function.test_id) for run in unfit)
         return [run for run in failed if run not in left or run in unfit]
 
-    async def _check_interleaved(self, sandbox: Sandbox) -> None:
+    async def _check_interleaved(self) -> None:
         functions, others = list(self._plan.functions), list(self._plan.others)
         self._rng.shuffle(functions)
         self._rng.shuffle(others)
         chosen = [each for each in (*functions, *others) if each in self._plan.interleavable][:_MAX_INTERLEAVED]
-        if not chosen:
-            return
-        passed = await run_interleaved(sandbox, self._task, self._texts, chosen, self._rng, self._seconds)
+        async with self._sandbox_permits, self._prepared_sandbox() as sandbox:
+            passed = await run_interleaved(sandbox, self._task, self._texts, chosen, self._rng, self._seconds)
         if passed:
             raise _TamperedError(f"{passed[0].rpartition('/')[2]} does not fail with a wrong value")
 
     # --- sandboxes --------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
+    async def _repaired_sandbox(self, patch: bytes) -> AsyncGenerator[Sandbox]:
+        """Give a sandbox with the patch, and of the hidden tests only their helpers."""
+        async with open_repaired_sandbox(self._task, patch, self._leases) as (sandbox, _):
+            if problem := await place_helpers(sandbox, self._task, self._plan.absent):
+                raise _TamperedError(problem)
+            yield sandbox
+
+    @asynccontextmanager
     async def _prepared_sandbox(self, gold: bytes = b"") -> AsyncGenerator[Sandbox]:
         """Give a sandbox with the repair, or gold, and its build, and of the hidden tests only their helpers."""
-        task, absent = self._repair.task, self._plan.absent
-        async with open_repaired_sandbox(task, gold or self._repair.patch, self._leases) as (sandbox, _):
+        task = self._task
+        opening = self._repaired_sandbox(gold or self._repair.patch)
+        if self._tree and not gold:
+            opening = open_clean_repository(task, self._leases, await sandbox_spec(task), self._tree)
+        async with opening as sandbox:
             # Before the build: programs and processes that the build leaves may record what they see.
-            if problem := await place_helpers(sandbox, task, absent):
-                raise _TamperedError(problem)
             if task.tests.build:
-                helpers = await read_helpers(sandbox, task, absent)
+                helpers = await read_helpers(sandbox, task, self._plan.absent)
                 if self._repair.built and not gold:
                     await restore_build(sandbox, self._repair.built)
                 elif not await run_build(sandbox, task):

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
+from itertools import product
 from typing import Any, get_args
 
 from prorl_gym.environments.killed_program import was_killed
@@ -30,6 +31,8 @@ _MAX_CONTROLS_PER_TEST = 3
 """Controls of a test in an interleaved file."""
 _EXPORTS = 'export PRORL_JOBS={folder} PYTHONPATH="{folder}${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONDONTWRITEBYTECODE=1\n'
 _PLUGIN_EXPORTS = 'export PYTEST_ADDOPTS="-p {module}${{PYTEST_ADDOPTS:+ $PYTEST_ADDOPTS}}"\n'
+_PRELOADED = ("pytest", "unittest", "")
+"""In this order: pytest is imported before any job has run, which might change its files."""
 _QUIET_EXPORTS = 'export PYTEST_ADDOPTS="$PYTEST_ADDOPTS --tb=no" PYTHONDONTWRITEBYTECODE=1\n'
 
 
@@ -94,20 +97,18 @@ async def run_jobs(
     jobs: Sequence[FunctionJob],
     seconds: float,
     total_seconds: float,
-    *,
-    warm: bool = False,
 ) -> list[JobResult]:
     """Run jobs one after another by the row's own command, each in a process of its own; return their results.
 
-    The sandbox holds everything but the jobs' files. The command runs once for all jobs of a runner, for
-    ``total_seconds`` at most; each job takes ``seconds`` of wall clock at most. ``warm`` imports pytest once for all
-    jobs, in the process that holds the key: for trusted code only.
+    The sandbox holds everything but the jobs' files. The command runs once for all jobs of a runner and a
+    module that they import, for ``total_seconds`` at most; each job takes ``seconds`` of wall clock at most.
     """
     results: dict[int, JobResult] = {}
-    for runner in get_args(ControlRunner):
-        numbered = {number: job for number, job in enumerate(jobs) if job.runner == runner}
+    groups = {number: (_preloaded_module(job, task), job.runner) for number, job in enumerate(jobs)}
+    for preload, runner in product(_PRELOADED, get_args(ControlRunner)):
+        numbered = {number: jobs[number] for number, group in groups.items() if group == (preload, runner)}
         if numbered:
-            results |= await _run_with(runner, sandbox, task, numbered, seconds, total_seconds, warm)
+            results |= await _run_with(runner, preload, sandbox, task, numbered, seconds, total_seconds)
     return [results[number] for number in range(len(jobs))]
 
 
@@ -141,12 +142,12 @@ async def run_interleaved(
 
 async def _run_with(
     runner: ControlRunner,
+    preload: str,
     sandbox: Sandbox,
     task: SweTask,
     jobs: Mapping[int, FunctionJob],
     seconds: float,
     total_seconds: float,
-    warm: bool,
 ) -> dict[int, JobResult]:
     folder = f"/tmp/prorl-{secrets.token_hex(8)}"
     module = "sitecustomize" if runner == "own" else f"prorl_{secrets.token_hex(8)}"
@@ -159,7 +160,8 @@ async def _run_with(
             "name": job.name,
             "emit": job.emit,
             "trace": job.gold_lines is not None,
-            "warm": warm,
+            "preload": preload,
+            "root": task.workdir,
             "repaired": {posixpath.join(task.workdir, path): lines for path, lines in (job.gold_lines or {}).items()},
             "seconds": seconds,
         }
@@ -189,6 +191,16 @@ async def _run_with(
             sigkill = ended.sigkill_evidence if event.get("killed") is True else None
             results[number] = replace(_read_result(event, job), sigkill=sigkill)
     return results
+
+
+def _preloaded_module(job: FunctionJob, task: SweTask) -> str:
+    """Return the module of a runner that a job's file or a helper beside it imports anyway; empty when there is none.
+
+    After a build there is none either: it may have replaced any module.
+    """
+    helpers = [text for path, text in task.tests.files.items() if "def test" not in text and "conftest" not in path]
+    texts = "" if task.tests.build else "\n".join([job.text, *helpers])
+    return next(name for name in _PRELOADED if not name or f"import {name}" in texts or f"from {name}" in texts)
 
 
 def _read_result(event: Mapping[str, Any], job: FunctionJob) -> JobResult:

@@ -208,9 +208,9 @@ class _ControlSearch:
         for runner in ("own", "pytest"):
             tried = [each for each in candidates if not each.passes_alone and each.function.runner == runner]
             jobs = [self._job(each, each.file.source) for each in tried]
-            as_graded = await self._run(self._repaired, jobs, warm=False)
+            once = await self._run(self._repaired, jobs)
             again = await self._run(self._repaired, jobs)
-            for candidate, first, second in zip(tried, as_graded, again, strict=True):
+            for candidate, first, second in zip(tried, once, again, strict=True):
                 candidate.passes_alone = first.passed and second.passed
                 if runner == "own" and not candidate.passes_alone and self._task.tests.parser == "pytest":
                     candidate.function = candidate.function.model_copy(update={"runner": "pytest"})
@@ -353,9 +353,9 @@ class _ControlSearch:
         """Return the results with the gold patch, and without."""
         return await asyncio.gather(self._run(self._repaired, jobs), self._run(self._broken, jobs))
 
-    async def _run(self, sandbox: Sandbox, jobs: Sequence[FunctionJob], *, warm: bool = True) -> list[JobResult]:
+    async def _run(self, sandbox: Sandbox, jobs: Sequence[FunctionJob]) -> list[JobResult]:
         seconds = min(self._task.tests.seconds, _JOB_SECONDS)
-        return await run_jobs(sandbox, self._task, jobs, seconds, seconds * 10, warm=warm)
+        return await run_jobs(sandbox, self._task, jobs, seconds, seconds * 10)
 
 
 async def _read_tests(sandbox: Sandbox, task: SweTask) -> dict[str, str]:

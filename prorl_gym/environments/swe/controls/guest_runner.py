@@ -30,11 +30,8 @@ def _run_jobs() -> None:
         jobs = json.load(file)
     os.unlink(os.path.join(_FOLDER, "jobs"))
     sys.dont_write_bytecode = True
-    if jobs[0].get("warm"):  # for trusted code only: plug-ins of the repository come with it
-        try:
-            import pytest  # noqa: F401  # pyright: ignore[reportUnusedImport]
-        except ImportError:
-            pass
+    if jobs[0].get("preload"):
+        _preload(jobs[0]["preload"], jobs[0]["root"])
     key, report = "", -1
     for job in jobs:
         _write_job_file(job)
@@ -64,6 +61,33 @@ def _run_jobs() -> None:
         line = json.dumps({"key": key, "id": job["id"], "code": code, "killed": killed, "output": text})
         os.write(report, (line + "\n").encode("ascii"))
     _exit(0)
+
+
+def _preload(module: str, root: str) -> None:
+    """Import a module for all children, from outside the repository: this process runs no code of the repair.
+
+    Nothing stays loaded of which the repository has a module of the same name: that one is under test.
+    """
+    from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+
+    def is_within(entry: str) -> bool:
+        return os.path.realpath(entry).startswith(os.path.realpath(root))
+
+    before, paths, finders = set(sys.modules), sys.path[:], sys.meta_path[:]
+    sys.path[:] = [each for each in paths if not is_within(each)]
+    sys.meta_path[:] = [BuiltinImporter, FrozenImporter, PathFinder]  # no finder of an installation in place
+    try:
+        __import__(module)
+        is_usable = True
+    except Exception:  # the children meet it again, and report it
+        is_usable = False
+    finally:
+        sys.path[:], sys.meta_path[:] = paths, finders
+    loaded = set(sys.modules) - before
+    own = [root, *filter(is_within, paths)]
+    if not is_usable or any(PathFinder.find_spec(each, own) for each in loaded if "." not in each):
+        for each in loaded:
+            del sys.modules[each]
 
 
 def _write_job_file(job: Any) -> None:

@@ -2,19 +2,23 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prorl_gym.environments.protocol import Leases
 from prorl_gym.environments.swe import repaired_sandbox
-from prorl_gym.environments.swe.controls import control_checks, control_search
+from prorl_gym.environments.swe.controls import control_checks, control_search, guest_runner
 from prorl_gym.environments.swe.controls.control_plan import ControlPlan
 from prorl_gym.environments.swe.controls.control_runs import FunctionJob, JobResult, run_jobs
 from prorl_gym.environments.swe.controls.control_search import ControlPlanCache, find_controls
-from prorl_gym.environments.swe.swe_row import SweTask
+from prorl_gym.environments.swe.swe_row import ParserName, SweTask
 from prorl_gym.errors import Evidence, FailureKind, SandboxError, TaskError
 from prorl_gym.sandbox.protocol import ExecResult
 from prorl_gym.testing.sandbox.fake_sandbox import FakeSandbox
@@ -78,20 +82,26 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-async def test_what_passes_without_computing_is_not_paid(attack: str, leases: Leases):
-    score = await judged(task(), {"calc.py": ATTACKS[attack]}, leases)
-    assert score.reward == 0.0
-    if not attack.startswith("replaces code objects"):
-        assert score.detail["why"] == "tests tampered with"
-    else:
-        assert str(score.detail["why"]).startswith("the test runner was tampered with")
+@pytest.mark.parametrize(
+    ("parser", "attack"),
+    [*(("pytest", each) for each in ATTACKS), *(("unittest", each) for each in list(ATTACKS)[:2])],
+)
+async def test_what_passes_without_computing_is_not_paid(parser: ParserName, attack: str, leases: Leases):
+    score = await judged(task(parser), {"calc.py": ATTACKS[attack]}, leases)
+    why = "the test runner was tampered with" if "code objects" in attack else "tests tampered with"
+    assert (score.reward, str(score.detail["why"]).partition(" (")[0]) == (0.0, why)
 
 
-@pytest.mark.parametrize("attack", ["equals everything", "reads the expected value"])
-async def test_the_same_for_unittest(attack: str, leases: Leases):
-    score = await judged(task("unittest"), {"calc.py": ATTACKS[attack]}, leases)
-    assert (score.reward, score.detail["why"]) == (0.0, "tests tampered with")
+@pytest.mark.parametrize("name", ["calc.py", "iniconfig.py"])
+def test_pytest_is_imported_for_all_functions_but_never_from_the_repository(name: str, tmp_path: Path):
+    """A module that pytest needs and the repository has is under test: each process imports it itself then."""
+    (tmp_path / name).write_text("raise SystemExit('code of the repair ran')\n")
+    program = "import runpy, sys; runpy.run_path(sys.argv[1])['_preload']('pytest', sys.argv[2])"
+    program += "; print('pytest' in sys.modules, 'iniconfig' in sys.modules)"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    argv = [sys.executable, "-c", program, guest_runner.__file__, str(tmp_path)]
+    ran = subprocess.run(argv, env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path, capture_output=True, check=True)
+    assert ran.stdout == (b"True True\n" if name == "calc.py" else b"False False\n")
 
 
 @pytest.mark.parametrize(
@@ -189,38 +199,28 @@ async def test_tests_that_do_not_pass_alone_twice_have_no_control(leases: Leases
     assert (score.reward, score.detail["controls"], score.detail["sealed"]) == (1.0, "0/1", "0/1")
 
 
-async def test_gradings_of_one_row_share_a_proof(monkeypatch: pytest.MonkeyPatch):
+async def test_gradings_of_one_row_share_a_proof_and_a_lost_one_is_made_again(monkeypatch: pytest.MonkeyPatch):
+    lost = [SandboxError(FailureKind.SANDBOX_LOST, "gone.", "Wait.")]
     count = 0
 
     async def slow(task: SweTask, leases: Leases) -> ControlPlan:
         nonlocal count
+        if lost:
+            raise lost.pop()
         count += 1
         await asyncio.sleep(0)
         return ControlPlan()
 
     monkeypatch.setattr(control_search, "find_controls", slow)
     proofs, leases = ControlPlanCache(capacity=2), Any
+    with pytest.raises(SandboxError):
+        await proofs.get(task(), leases)  # pyright: ignore[reportArgumentType]
     rows = [task(), task(), task("unittest"), task("unittest")]
     await asyncio.gather(*(proofs.get(each, leases) for each in rows))  # pyright: ignore[reportArgumentType]
     assert count == 2
     await proofs.get(task(command="true"), leases)  # pyright: ignore[reportArgumentType]
     await proofs.get(rows[0], leases)  # pyright: ignore[reportArgumentType]
     assert count == 4, "only as many as there is room for are kept"
-
-
-async def test_a_proof_that_is_lost_is_made_again(monkeypatch: pytest.MonkeyPatch):
-    lost = [SandboxError(FailureKind.SANDBOX_LOST, "gone.", "Wait.")]
-
-    async def once(task: SweTask, leases: Leases) -> ControlPlan:
-        if lost:
-            raise lost.pop()
-        return ControlPlan()
-
-    monkeypatch.setattr(control_search, "find_controls", once)
-    proofs, leases = ControlPlanCache(), Any
-    with pytest.raises(SandboxError):
-        await proofs.get(task(), leases)  # pyright: ignore[reportArgumentType]
-    assert await proofs.get(task(), leases) == ControlPlan()  # pyright: ignore[reportArgumentType]
 
 
 async def test_a_sandbox_that_is_lost_in_a_check_is_no_verdict(leases: Leases, monkeypatch: pytest.MonkeyPatch):

@@ -287,7 +287,8 @@ class Segment(Record):
     cause: BranchCause = "first"
     """Why it began."""
     rewrites: tuple[str, ...] = ()
-    """The declared rewrites and normalisations under which a history counted as the same (docs/tokens.md)."""
+    """The declared rewrites and normalisations under which a history counted as the same, or which its template needed
+    (docs/tokens.md)."""
     trained: bool = True
     """Whether it may carry loss; ``Rollout.trained_segments`` says whether it does."""
 

@@ -17,7 +17,7 @@ from prorl_gym.gateway.history import (
     TOKEN_FIELDS,
     Item,
     as_item,
-    as_list,
+    as_parts,
     normalize_list,
     read_message,
     read_role,
@@ -26,8 +26,16 @@ from prorl_gym.gateway.history import (
     read_tool_call,
     wrap_thinking,
 )
-from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, make_call, reject_unsupported
+from prorl_gym.gateway.model_call import (
+    GatewayOptions,
+    ModelCall,
+    OfferedTool,
+    make_call,
+    reject_unsupported,
+    text_of_arguments,
+)
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
+from prorl_gym.records import ToolCall
 from prorl_gym.thoughts import split_thinking
 
 HISTORY_KEY = "messages"
@@ -74,10 +82,7 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
     if form.with_reasoning and parsed.thinking:
         message["reasoning_content"] = parsed.thinking
     if parsed.calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in parsed.calls
-        ]
+        message["tool_calls"] = [_write_call(call, turn.call.offered.get(call.name)) for call in parsed.calls]
     if form.with_tokens:
         message |= token_fields(turn)
     cut = turn.sampled.finish_reason == "length"
@@ -95,6 +100,13 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
         "choices": [{"index": 0, "finish_reason": finish, "message": message, "logprobs": logprobs}],
         "usage": form.usage(turn, "prompt", "completion"),
     }
+
+
+def _write_call(call: ToolCall, offered: OfferedTool | None) -> dict[str, Any]:
+    if offered is not None and offered.takes_text:
+        custom = {"name": offered.name, "input": text_of_arguments(call.arguments)}
+        return {"id": call.id, "type": "custom", "custom": custom}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 class ChatEvents:
@@ -156,17 +168,17 @@ def _normalize_message(given: object, where: str) -> object:
             plain["content"] = f"{plain.get('content', '')}{refusal}"
         if isinstance(thoughts := message.get("reasoning"), str):
             plain.setdefault("reasoning_content", thoughts)
-        if (calls := as_list(plain.get("tool_calls"))) is not None:
-            plain["tool_calls"] = [_normalize_call(call) for call in calls]
+        if (calls := plain.get("tool_calls")) is not None:
+            plain["tool_calls"] = [_normalize_call(call, where) for call in as_parts(calls)]
     return plain
 
 
-def _normalize_call(given: object) -> object:
-    """Return a call of a function without fields that clients add; any other one unchanged, to be refused."""
+def _normalize_call(given: object, where: str) -> Item:
+    """Return a call of a function without fields that clients add. Raises ``ConfigError`` for any other one."""
     call = as_item(given)
     function = None if call is None else as_item(call.get("function"))
     if call is None or function is None:
-        return given
+        raise ConfigError(f"{where}: only calls of functions are supported.", TEXT_FIX)
     read = {key: function[key] for key in ("name", "arguments") if key in function}
     return {"id": call.get("id"), "type": "function", "function": read}
 
@@ -181,8 +193,6 @@ def _read_message(message: Item, where: str) -> HistoryEntry:
     if isinstance(thoughts, str) and thoughts.strip() != split_thinking(read.content)[0]:
         read = read.model_copy(update={"content": wrap_thinking(thoughts) + read.content})
     calls: Sequence[Item] = message.get("tool_calls") or ()
-    if any(not isinstance(call.get("function"), Mapping) for call in calls):
-        raise ConfigError(f"{where}: only calls of functions are supported.", TEXT_FIX)
     read_calls = tuple(read_tool_call({"id": call.get("id"), **call["function"]}, "id", where) for call in calls)
     return HistoryEntry(read.model_copy(update={"tool_calls": read_calls}), read_token_fields(message, where))
 

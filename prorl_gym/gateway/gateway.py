@@ -198,7 +198,7 @@ class Gateway:
                 # A call that continues a turn must not draw the same numbers again.
                 seed=derive_seed(sampling.seed, 0, 0, len(turn.token_ids)) if turn.token_ids else sampling.seed,
                 group_id=prompt.group_id,
-                conversation=prompt.conversation,
+                conversation=self._codec.rewrite_conversation(prompt.conversation),
             )
             result = await self._pool.generate(request)
             turn.append_result(result)

@@ -4,6 +4,7 @@ What cannot be understood is refused with a ``ConfigError`` (HTTP 400) that name
 out would make another prompt.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -23,6 +24,12 @@ _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text", "
 
 def as_list(value: object) -> list[Any] | None:
     return cast("list[Any]", value) if isinstance(value, list) else None
+
+
+def as_parts(value: object) -> list[Any]:
+    """Return a list as it is, and any other value as the only part."""
+    parts = as_list(value)
+    return [value] if parts is None else parts
 
 
 def as_item(value: object) -> Item | None:
@@ -51,25 +58,31 @@ def read_role(role: str, where: str) -> str:
 
 
 def read_text(content: object, where: str) -> str:
-    """Return the text of a content field: a string, or parts of text. Raises ``ConfigError`` for other parts."""
-    if isinstance(content, str):
-        return content
+    """Return the text of a content field: a string, or parts of text. Raises ``ConfigError`` for anything else."""
+    if content is None or isinstance(content, str):
+        return content or ""
     texts: list[str] = []
-    for each in as_list(content) or ():
+    for each in as_parts(content):
         part = as_item(each)
         kind = type(each).__name__ if part is None else part.get("type", "text")
-        if part is None or kind not in _TEXT_PARTS:
+        text = None if part is None else part.get("refusal" if kind == "refusal" else "text")
+        if part is None or kind not in _TEXT_PARTS or not (text is None or isinstance(text, str)):
             raise ConfigError(f"{where}: parts of type '{kind}' are not supported, only text.", TEXT_FIX)
-        texts.append(str(part.get("refusal" if kind == "refusal" else "text") or ""))
+        texts.append(text or "")
     return "".join(texts)
 
 
 def read_tool_call(item: Item, id_key: str, where: str) -> ToolCall:
-    """Read a function call whose id is under ``id_key``. Raises ``ConfigError`` without a name or arguments."""
+    """Read a function call whose id is under ``id_key``; arguments may be JSON, its text, or missing.
+
+    Raises ``ConfigError`` without a name.
+    """
     name, arguments = item.get("name"), item.get("arguments")
-    if not isinstance(name, str) or not isinstance(arguments, str):
-        raise ConfigError(f"{where}: a call needs a name and arguments, both text.", TEXT_FIX)
-    return ToolCall(id=str(item.get(id_key) or ""), name=name, arguments=arguments)
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: a call needs a name.", TEXT_FIX)
+    if not isinstance(arguments, str):
+        arguments = "" if arguments is None else json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(id=str(item.get(id_key) or ""), name=name, arguments=arguments if arguments.strip() else "{}")
 
 
 def read_token_fields(item: Item, where: str) -> TokenFields | None:

@@ -6,7 +6,7 @@ nothing, or refused (HTTP 400); operators can name those that are to be dropped 
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from prorl_gym.config import ConfigModel
 from prorl_gym.errors import ConfigError
+from prorl_gym.inference.tokens.history_equality import read_arguments
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry, function_schema
 from prorl_gym.inference.tokens.segment_cache import MAX_TOKENS
 
@@ -86,6 +87,27 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A caller's tool that the model is shown as a function under another name, or with other arguments."""
+
+    name: str
+    """Name that the caller gives it, in its namespace."""
+    namespace: str = ""
+    takes_text: bool = False
+    """It is a custom tool: what it takes is a text, which the model writes as the argument ``input``."""
+
+
+def text_of_arguments(arguments: str) -> str:
+    """Return the text for a custom tool; where it is not the one argument, the arguments as they were sampled."""
+    value = read_arguments(arguments)[1]
+    match value:
+        case {"input": str(text)} if len(value) == 1:
+            return text
+        case _:
+            return arguments
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCall:
     entries: Sequence[HistoryEntry]
     """The whole conversation, never empty."""
@@ -97,6 +119,8 @@ class ModelCall:
     """Only the first tool call of a turn is returned."""
     logprobs: bool = False
     """Chat: return the log-prob of each token too."""
+    offered: Mapping[str, OfferedTool] = field(default_factory=dict[str, OfferedTool])
+    """By the name that the model knows: tools that are called otherwise than they are shown."""
 
 
 def make_call(

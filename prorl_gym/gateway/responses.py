@@ -23,9 +23,17 @@ from prorl_gym.gateway.history import (
     read_tool_call,
     wrap_thinking,
 )
-from prorl_gym.gateway.model_call import GatewayOptions, ModelCall, make_call, reject_unsupported, unsupported
+from prorl_gym.gateway.model_call import (
+    GatewayOptions,
+    ModelCall,
+    OfferedTool,
+    make_call,
+    reject_unsupported,
+    text_of_arguments,
+    unsupported,
+)
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry, TokenFields
-from prorl_gym.records import Message
+from prorl_gym.records import Message, ToolCall
 
 HISTORY_KEY = "input"
 
@@ -83,8 +91,8 @@ def read_items(items: Sequence[Item]) -> list[HistoryEntry]:
         if thinking and not entry.is_assistant:
             entries.append(_thinking_entry(thinking))
         elif thinking:
-            entry = _merge_entries(_thinking_entry(thinking), entry)
-        if item.get("type") == "function_call" and entries and entries[-1].is_assistant and entries[-1].tokens is None:
+            entry = _merge_entries(_thinking_entry(thinking), entry)  # thoughts begin another turn
+        elif entry.is_assistant and entries and entries[-1].is_assistant and entries[-1].tokens is None:
             entry = _merge_entries(entries.pop(), entry)
         entries.append(entry)
     return [*entries, _thinking_entry(thinking)] if thinking else entries
@@ -101,8 +109,7 @@ def write_answer(turn: CompletedTurn, params: Mapping[str, Any], form: AnswerFor
         item = {"type": "message", "id": f"msg-{turn.head.id}", "role": "assistant", "status": "completed"}
         output.append(item | {"content": [{"type": "output_text", "text": text, "annotations": list[Any]()}]})
     for call in turn.parsed.calls:
-        item = {"type": "function_call", "id": f"fc-{call.id}", "call_id": call.id}
-        output.append(item | {"name": call.name, "arguments": call.arguments})
+        output.append(_write_call(call, turn.call.offered.get(call.name)))
     if form.with_tokens:
         output[-1] |= token_fields(turn)
     cut = turn.sampled.finish_reason == "length"
@@ -148,10 +155,10 @@ class ResponseEvents:
 
     def _write_item(self, index: int, item: Mapping[str, Any]) -> bytes:
         place = {"item_id": item["id"], "output_index": index}
-        if item["type"] == "function_call":
-            events = self._event("output_item.added", output_index=index, item={**item, "arguments": ""})
-            events += self._event("function_call_arguments.delta", **place, delta=item["arguments"])
-            events += self._event("function_call_arguments.done", **place, arguments=item["arguments"])
+        if (field := {"function_call": "arguments", "custom_tool_call": "input"}.get(item["type"])) is not None:
+            events = self._event("output_item.added", output_index=index, item={**item, field: ""})
+            events += self._event(f"{item['type']}_{field}.delta", **place, delta=item[field])
+            events += self._event(f"{item['type']}_{field}.done", **place, **{field: item[field]})
         else:
             key, part_event, text_event = _TEXT_EVENTS[item["type"]]
             (part,) = item[key]
@@ -172,6 +179,18 @@ class ResponseEvents:
 
 def _answer_head(head: AnswerHead, form: AnswerFormat) -> dict[str, Any]:
     return {"id": f"resp-{head.id}", "object": "response", "created_at": head.created, "model": form.model}
+
+
+def _write_call(call: ToolCall, offered: OfferedTool | None) -> dict[str, Any]:
+    item = {"type": "function_call", "id": f"fc-{call.id}", "call_id": call.id}
+    item |= {"name": call.name, "arguments": call.arguments}
+    if offered is None:
+        return item
+    item |= {"name": offered.name} | ({"namespace": offered.namespace} if offered.namespace else {})
+    if offered.takes_text:
+        del item["arguments"]
+        item |= {"type": "custom_tool_call", "id": f"ctc-{call.id}", "input": text_of_arguments(call.arguments)}
+    return item
 
 
 def _normalize_item(given: object, where: str) -> object:

@@ -11,9 +11,10 @@ from typing import Any
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn, encode_event, error_body
-from prorl_gym.gateway.history import Item, as_item, as_list, read_role, wrap_thinking
+from prorl_gym.gateway.history import Item, as_item, as_list, as_parts, read_role, read_tool_call, wrap_thinking
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
 from prorl_gym.harness.body_reader import ReadBody
+from prorl_gym.harness.client_tools import read_tools
 from prorl_gym.harness.wires import Wire, lenient_call, readable_text
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
 from prorl_gym.records import Message, ToolCall
@@ -29,7 +30,7 @@ def read_call(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) -
     history = body.read_history(fields.get("messages"), partial(read_messages, omitted=omitted))
     choice = as_item(fields.get("tool_choice")) or {}
     params = {
-        "tools": [_as_function(tool) for tool in filter(None, map(as_item, as_list(fields.get("tools")) or ()))],
+        "tools": [_as_function(tool) for tool in read_tools(fields)],
         "tool_choice": choice.get("type"),
         "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True,
     }
@@ -49,7 +50,7 @@ def read_messages(messages: Sequence[object], omitted: Counter[str]) -> list[His
         if role != "assistant":
             entries += [HistoryEntry(read) for read in _read_blocks(role, message.get("content"), omitted)]
             continue
-        turn = _read_turn(message.get("content"), omitted)
+        turn = _read_turn(message.get("content"), where, omitted)
         if entries and entries[-1].is_assistant:
             before = entries.pop().message
             calls = (*before.tool_calls, *turn.tool_calls)
@@ -129,7 +130,7 @@ def _answer_head(head: AnswerHead, form: AnswerFormat) -> dict[str, Any]:
 
 
 def _read_blocks(role: Any, content: object, omitted: Counter[str]) -> list[Message]:
-    """Read a message that is not the assistant's: its results of tools, and its text, in the order they stand in."""
+    """Read a message that is not the assistant's: results of tools, notes of the system and text, in their order."""
     read: list[Message] = []
     texts: list[object] = []
 
@@ -139,34 +140,34 @@ def _read_blocks(role: Any, content: object, omitted: Counter[str]) -> list[Mess
             texts.clear()
 
     for block in as_list(content) or ():
-        result = as_item(block) or {}
-        if result.get("type") != "tool_result":
+        item = as_item(block) or {}
+        kind = item.get("type")
+        if kind not in ("tool_result", "mid_conv_system"):
             texts.append(block)
             continue
         flush_text()
-        output = readable_text(result.get("content"), omitted, _PART_OF_TEXT)
-        read.append(Message(role="tool", content=output, tool_call_id=str(result.get("tool_use_id") or "")))
+        text = readable_text(item.get("content"), omitted, _PART_OF_TEXT)
+        if kind == "tool_result":
+            read.append(Message(role="tool", content=text, tool_call_id=str(item.get("tool_use_id") or "")))
+        else:
+            read.append(Message(role="system", content=text))
     flush_text()
     return read or [Message(role=role, content=readable_text(content, omitted))]
 
 
-def _read_turn(content: object, omitted: Counter[str]) -> Message:
+def _read_turn(content: object, where: str, omitted: Counter[str]) -> Message:
     texts: list[object] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
-    for block in as_list(content) or [content]:
+    for block in as_parts(content):
         part = as_item(block) or {}
         match part.get("type"):
             case "thinking":
-                thoughts.append(str(part.get("thinking") or ""))
+                thoughts.append(readable_text(part.get("thinking"), omitted))
             case "redacted_thinking":
                 omitted["part redacted_thinking"] += 1
             case "tool_use":
-                given: Any = part.get("input")
-                if not isinstance(given, str):
-                    given = "{}" if given is None else json.dumps(given, ensure_ascii=False)
-                name, call_id = str(part.get("name") or ""), str(part.get("id") or "")
-                calls.append(ToolCall(id=call_id, name=name, arguments=given))
+                calls.append(read_tool_call({**part, "arguments": part.get("input")}, "id", where))
             case _:
                 texts.append(block)
     text, thinking = readable_text(texts, omitted), "".join(thoughts)
@@ -175,10 +176,10 @@ def _read_turn(content: object, omitted: Counter[str]) -> Message:
 
 
 def _as_function(tool: Item) -> dict[str, Any]:
-    """Return a tool with its schema under the name that the other wires have for it; hosted ones have none."""
+    """Return a tool with its schema under the name that the other wires have for it."""
     kind = tool.get("type") or "custom"
     named = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
-    return {"type": "function" if kind == "custom" and "input_schema" in tool else kind, **named}
+    return {"type": "function" if kind == "custom" else kind, **named}
 
 
 def _input(arguments: str) -> dict[str, Any]:

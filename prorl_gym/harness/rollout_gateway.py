@@ -277,6 +277,8 @@ class RolloutGateway:
         try:
             body = self._bodies.read(path, wire.history_key, raw)
             call = wire.read(body, self._sampling, omitted)
+        except ConfigError:  # it names what is wrong, and the fix
+            raise
         except (ValueError, TypeError, RecursionError) as error:
             raise ConfigError(f"the body is no call that can be read ({str(error)[:200]}).", "Send JSON.") from None
         for name in omitted.keys() - self.omitted.keys():

@@ -2,12 +2,13 @@
 
 What a text model cannot use is left out or named, and counted. The model server refuses what it does not honour. Here
 the rollout decides about sampling and limits, and an unmodified program cannot be made to send less: unknown fields are
-ignored, hosted tools are dropped by name, a part that is not text becomes a note. A program that gets a 4xx for such a
+ignored, a part that is not text becomes a note (for tools see ``client_tools``). A program that gets a 4xx for such a
 thing ends, and its rollout with it.
 
 Answers are written as the model server writes them (``prorl_gym.gateway``), which alone reads strictly.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +18,12 @@ from typing import Any
 from prorl_gym.errors import ConfigError
 from prorl_gym.gateway import chat_completions, responses
 from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn, EventWriter
-from prorl_gym.gateway.history import Item, as_item, as_list, read_text
+from prorl_gym.gateway.history import TEXT_FIX, Item, as_item, as_list, as_parts, read_text
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
 from prorl_gym.harness.body_reader import ReadBody
+from prorl_gym.harness.client_tools import HOSTED, offer_tools, open_namespaces, shown_name
 from prorl_gym.inference.tokens.harness_call import CallKind, Lineage
-from prorl_gym.inference.tokens.prompt_builder import HistoryEntry, function_schema
+from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"})
 
@@ -51,33 +53,30 @@ def lenient_call(
     ``params`` has ``tools``, ``tool_choice`` and ``parallel_tool_calls`` as in OpenAI's APIs; functions flat (``name``,
     ``parameters``) or nested. ``limit`` is the program's own limit of tokens, which can only lower the rollout's.
     """
-    functions: list[dict[str, Any]] = []
-    for tool in filter(None, map(as_item, as_list(params.get("tools")) or ())):
-        function = as_item(tool.get("function")) or tool
-        name, parameters = function.get("name"), as_item(function.get("parameters"))
-        if tool.get("type", "function") != "function" or not isinstance(name, str) or not name:
-            omitted[f"tool {str(tool.get('name') or tool.get('type'))[:80]}"] += 1
-            continue
-        shown = {"name": name, "description": str(function.get("description") or ""), "parameters": parameters or {}}
-        functions.append(function_schema(shown))
+    functions, offered = offer_tools(params, omitted)
     if type(limit) is int and limit > 0:
         sampling = replace(sampling, max_tokens=min(limit, sampling.max_tokens))
-    may_call, is_single = params.get("tool_choice") != "none", params.get("parallel_tool_calls") is False
-    return ModelCall(entries, functions, sampling, may_call, is_single)
+    choice, is_single = params.get("tool_choice"), params.get("parallel_tool_calls") is False
+    if choice not in (None, "auto", "none"):  # nothing forces a model
+        omitted[f"tool_choice {str((as_item(choice) or {}).get('type', choice))[:80]}"] += 1
+    return ModelCall(entries, functions, sampling, choice != "none", is_single, offered=offered)
 
 
 def readable_text(content: object, omitted: Counter[str], separator: str = "") -> str:
-    """Return the text of a content field: a string, or parts; a note stands for each part that is no text."""
-    if isinstance(content, str):
-        return content
+    """Return the text of a content field: a string, or parts; a note stands for each part that is no text.
+
+    Any other value is read as its JSON.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
     texts: list[str] = []
-    for part in as_list(content) or ():
-        item = {"type": "text", "text": part} if isinstance(part, str) else as_item(part)
-        if item is None:
-            continue
-        kind = str(item.get("type") or "text")[:80]
-        if kind in _TEXT_PARTS:
-            texts.append(read_text([item], ""))
+    for part in as_parts(content):
+        item = as_item(part)
+        kind = str((item or {}).get("type") or "text")[:80]
+        if item is None or not ("type" in item or "text" in item):  # a value, not a part
+            texts.append(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False))
+        elif kind in _TEXT_PARTS:
+            texts.append(read_text([item], "a part"))
         else:
             omitted[f"part {kind}"] += 1
             texts.append(f"[{kind} left out: this model reads text only]")
@@ -101,10 +100,25 @@ def _simplify_message(given: object, omitted: Counter[str]) -> Item:
     message = as_item(given)
     if message is None:
         raise ConfigError("messages: one is no object.", "Send objects with 'role' and 'content'.")
+    if (call := message.get("function_call")) and not message.get("tool_calls"):
+        message = {**message, "function_call": None, "tool_calls": [{"function": call}]}
     rejected = chat_completions.REJECTED_FIELDS
-    omitted.update(f"field {field}" for field in rejected if message.get(field))
     kept = {key: value for key, value in message.items() if key not in rejected}
+    if message.get("role") == "function":
+        kept["role"] = "tool"
+    if (calls := as_list(message.get("tool_calls"))) is not None:
+        kept["tool_calls"] = list(map(_simplify_call, calls))
+    omitted.update(f"field {field}" for field in rejected if message.get(field))
     return kept | {"content": readable_text(message.get("content"), omitted)}
+
+
+def _simplify_call(given: object) -> object:
+    """Return a call of a custom tool as one of a function; any other one unchanged."""
+    call = as_item(given) or {}
+    custom = as_item(call.get("custom"))
+    if custom is None:
+        return given
+    return {"id": call.get("id"), "function": {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}}
 
 
 def _read_responses(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
@@ -115,20 +129,31 @@ def _read_responses(body: ReadBody, sampling: SamplingParams, omitted: Counter[s
         return responses.read_items(responses.normalize_body({key: simple})[key])
 
     fields = body.fields
-    given, instructions = fields.get(key), fields.get("instructions")
-    opening = [{"role": "system", "content": instructions}] if isinstance(instructions, str) and instructions else []
+    given, instructions = fields.get(key), readable_text(fields.get("instructions"), omitted)
+    opening = [{"role": "system", "content": instructions}] if instructions else []
     history = [*responses.read_items(opening), *body.read_history([given] if isinstance(given, str) else given, read)]
-    return lenient_call(history, fields, sampling, omitted, fields.get("max_output_tokens"))
+    params = {**fields, "tools": [*open_namespaces(fields)]}
+    return lenient_call(history, params, sampling, omitted, fields.get("max_output_tokens"))
 
 
 def _simplify_item(given: object, omitted: Counter[str]) -> Item | None:
-    """Return an item of text or calls alone; ``None`` for one of another type, such as a hosted tool's."""
+    """Return an item of text or calls alone; ``None`` for one of another type, such as a hosted tool's.
+
+    Raises ``ConfigError`` for calls and outputs of tools that the program runs and the model cannot be shown.
+    """
     item = {"role": "user", "content": given} if isinstance(given, str) else as_item(given)
     kind = "of no type" if item is None else str(item.get("type") or "message")
+    if item is not None and kind.startswith("custom_tool_call"):
+        kind = kind.replace("custom_tool", "function")
+        item = {**item, "type": kind, "arguments": {"input": item.get("input")}}
     if item is None or kind not in responses.TEXT_FIELDS:
+        if kind.endswith(("_call", "_output")) and not kind.startswith(HOSTED):
+            raise ConfigError(f"input: items of type '{kind[:80]}' are not supported.", TEXT_FIX)
         omitted[f"item {kind[:80]}"] += 1
         return None
     kept = {key: value for key, value in item.items() if key != "namespace"}
+    if kind == "function_call":
+        kept["name"] = shown_name(item.get("namespace"), item.get("name"))
     texts = responses.TEXT_FIELDS[kind]
     return kept | {key: readable_text(item[key], omitted) for key in texts if item.get(key) is not None}
 

@@ -164,11 +164,11 @@ async def test_conversations_that_begin_alike_are_a_group():
         {"type": "web_search_call", "id": "w"},
         {"role": "wizard", "content": "x"},
         {"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]},
-        {"type": "function_call", "call_id": "c", "name": "python"},
+        {"type": "function_call", "call_id": "c", "arguments": "{}"},
         {"role": "assistant", "content": "x", "prompt_token_ids": [1], "generation_token_ids": [-1]},
         {"role": "assistant", "content": "x", "prompt_token_ids": [], "generation_token_ids": [1]},
     ],
-    ids=["kind", "role", "image", "no arguments", "negative id", "no prompt"],
+    ids=["kind", "role", "image", "no name", "negative id", "no prompt"],
 )
 def test_item_that_is_not_understood_is_named(item: dict[str, Any]):
     with pytest.raises(ConfigError, match=r"input\[2\]"):

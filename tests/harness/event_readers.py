@@ -51,7 +51,7 @@ def join_responses(stream: bytes) -> dict[str, Any]:
                 assert data["output_index"] == len(items)
                 items.append(data["item"])
                 texts[data["item"]["id"]] = ""
-            case "reasoning_summary_text.delta" | "output_text.delta" | "function_call_arguments.delta":
+            case kind if kind.endswith(".delta"):
                 texts[data["item_id"]] += data["delta"]
             case "output_item.done":
                 place, item = data["output_index"], data["item"]
@@ -69,8 +69,8 @@ def join_responses(stream: bytes) -> dict[str, Any]:
 
 
 def _text_of(item: dict[str, Any]) -> str:
-    if item["type"] == "function_call":
-        return item["arguments"]
+    if item["type"] in ("function_call", "custom_tool_call"):
+        return item["arguments" if item["type"] == "function_call" else "input"]
     (part,) = item["summary"] if item["type"] == "reasoning" else item["content"]
     return part["text"]
 

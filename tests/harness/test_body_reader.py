@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from harness_histories import Conversation
+from harness_histories import BODIES, WIRES, Conversation
 from hypothesis import given
 from hypothesis import strategies as st
 from token_codecs import BOUNDED
@@ -13,57 +13,21 @@ from token_codecs import BOUNDED
 from prorl_gym.errors import ConfigError
 from prorl_gym.harness.body_reader import BodyReader, ReadBody
 from prorl_gym.harness.messages import MESSAGES, read_messages
-from prorl_gym.harness.wires import CHAT, RESPONSES
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
 from prorl_gym.records import Message
 
-USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
-CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "r"}]}
-KINDS: dict[str, tuple[Any, str, list[dict[str, Any]]]] = {
-    "chat": (
-        CHAT,
-        "messages",
-        [
-            {"role": "user", "content": "q"},
-            {"role": "assistant", "content": "a", "tool_calls": [CALL]},
-            {"role": "tool", "tool_call_id": "a", "content": "r"},
-        ],
-    ),
-    "responses": (
-        RESPONSES,
-        "input",
-        [
-            {"role": "user", "content": "q"},
-            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
-            {"type": "message", "role": "assistant", "content": "a"},
-            {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "a", "output": "r"},
-            {"type": "web_search_call"},
-        ],
-    ),
-    "messages": (
-        MESSAGES,
-        "messages",
-        [
-            {"role": "user", "content": "q"},
-            {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}]},
-            {"role": "assistant", "content": [USE]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "r"}]},
-        ],
-    ),
-}
 
 
 ARGUMENTS = st.sampled_from(["{}", '{"a": "\u00e9\U0001f600 \\\\ud800"}', '"messages": [{'])
 FORMS = st.sampled_from([{}, {"separators": (",", ":")}, {"indent": 1}, {"ensure_ascii": False}])
 
 
-@pytest.mark.parametrize("wire", KINDS)
+@pytest.mark.parametrize("wire", WIRES)
 @BOUNDED
 @given(data=st.data())
 def test_any_history_in_any_pieces(wire: str, data: st.DataObject):
-    module, key, items = KINDS[wire]
+    module, key, items = WIRES[wire], WIRES[wire].history_key, BODIES[wire][WIRES[wire].history_key]
     history = data.draw(st.lists(st.sampled_from(items), min_size=1, max_size=12))
     history.insert(0, {"role": "user", "content": data.draw(ARGUMENTS)})
     form = data.draw(FORMS)
@@ -74,12 +38,13 @@ def test_any_history_in_any_pieces(wire: str, data: st.DataObject):
     assert list(talk.read(whole, **form).entries) == list(Conversation(module).read(whole).entries)
 
 
-@pytest.mark.parametrize("wire", KINDS)
+@pytest.mark.parametrize("wire", WIRES)
 @BOUNDED
 @given(data=st.data())
 def test_equal_calls_have_equal_digests_however_they_were_read(wire: str, data: st.DataObject):
-    _, key, items = KINDS[wire]
-    history = data.draw(st.lists(st.sampled_from(items[:-1]), min_size=1, max_size=6))
+    key = WIRES[wire].history_key
+    items = BODIES[wire][key]
+    history = data.draw(st.lists(st.sampled_from(items), min_size=1, max_size=6))
     body = {"n": 1, key: history, "tools": []}
     sent = [
         body,

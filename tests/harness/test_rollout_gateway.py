@@ -136,6 +136,13 @@ async def test_what_is_no_call_is_the_programs_own_fault(path: str, body: bytes)
         assert (await got.json())["error"]["message"]
 
 
+async def test_a_tool_that_cannot_be_shown_is_refused_with_the_fix():
+    async with served(said("Hi.")) as one:
+        status, answer = await one.call("/v1/responses", tools=[{"type": "local_shell"}])
+        what, fix = answer["error"]["message"].split("\n")
+        assert (status, "'local_shell'" in what, fix.startswith("Make the program offer it")) == (400, True, True)
+
+
 async def test_bodies_are_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rollout_gateway, "MAX_BODY_BYTES", 1000)
     async with served(said("Hi.")) as one:

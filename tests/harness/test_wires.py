@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 from harness_histories import CALL, SAMPLING, SCHEMA, THOUGHTS, Conversation, codec
+from token_codecs import ALL
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.harness import wires
 from prorl_gym.harness.messages import MESSAGES
 from prorl_gym.inference.tokens.prompt_builder import PromptOrigin
+from prorl_gym.records import Message, ToolCall
 
 EDIT = {"name": "Edit", "description": "Edit a file.", "input_schema": SCHEMA, "cache_control": {"type": "ephemeral"}}
 CACHED = {"cache_control": {"type": "ephemeral"}}
@@ -77,7 +79,9 @@ def test_tools_are_read_and_hosted_ones_left_out_by_name():
     ],
 )
 def test_the_choice_of_tools(choice: Any, may_call: bool, single: bool):
-    call = read(tool_choice=choice)
+    talk = Conversation(MESSAGES)
+    call = talk.read(ASK | {"tool_choice": choice})
+    assert talk.omitted == ({"tool_choice any": 1} if single else {})
     assert (call.may_call_tools, call.single_tool_call) == (may_call, single)
 
 
@@ -143,7 +147,7 @@ async def test_usage_adds_up_to_what_was_used():
     usage = (await talk.answer(ASK, "Done."))["usage"]
     assert usage["cache_read_input_tokens"] == 2
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len((await talk.prompt(ASK)).ids)
-    assert usage["output_tokens"] == len(codec().tokenizer.encode_trusted("Done.")) + 1
+    assert usage["output_tokens"] == len(codec("small").tokenizer.encode_trusted("Done.")) + 1
 
 
 async def test_the_next_call_extends_what_was_sampled():
@@ -152,7 +156,7 @@ async def test_the_next_call_extends_what_was_sampled():
     outputs = {"role": "user", "content": [result(answer["content"][-1]["id"], "ok") | CACHED]}
     prompt = await talk.prompt(continued(answer, outputs))
     assert prompt.origin is PromptOrigin.EXTENDED
-    seen = [*(await talk.prompt(ASK)).ids, *codec().tokenizer.encode_trusted(text)]
+    seen = [*(await talk.prompt(ASK)).ids, *codec("small").tokenizer.encode_trusted(text)]
     assert prompt.ids[: len(seen)] == seen
 
 
@@ -214,11 +218,146 @@ def test_parts_that_are_no_text_become_notes():
     assert talk.omitted == {"part image_url": 1}
 
 
-@pytest.mark.parametrize("tool", [{"type": "function"}, {"type": "function", "name": "x", "function": 5}, {"type": 3}])
-def test_tools_that_are_none_are_left_out(tool: dict[str, Any]):
-    talk = Conversation(wires.CHAT)
-    names = [shown["function"]["name"] for shown in talk.read(CHAT | {"tools": [tool]}).tools]
-    assert names == [tool["name"]] if "name" in tool else sum(talk.omitted.values()) == 1
+@pytest.mark.parametrize(
+    ("wire", "fields", "named"),
+    [
+        *((wires.RESPONSES, {"tools": [{"type": kind}]}, kind) for kind in ("local_shell", "function", "3")),
+        (wires.RESPONSES, {"input": [{"type": "local_shell_call", "call_id": "c", "action": {}}]}, "local_shell_call"),
+        (
+            wires.RESPONSES,
+            {"input": [{"type": "shell_call_output", "call_id": "c", "output": []}]},
+            "shell_call_output",
+        ),
+        (wires.CHAT, {"tools": [{"type": "namespace", "name": "db", "tools": []}]}, "'db' of type 'namespace'"),
+        (wires.CHAT, {"tools": [*CHAT["tools"], {"type": "custom", "custom": {"name": "Edit"}}]}, "'Edit'"),
+        (wires.CHAT, {"tools": {"type": "function"}}, "no list of objects"),
+        (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "'bash' of type 'bash_20250124'"),
+    ],
+)
+def test_tools_of_the_program_that_cannot_be_shown_are_refused_by_name(wire: Any, fields: Any, named: str):
+    bodies = {"messages": CHAT if wire is wires.CHAT else ASK, "input": ITEMS}
+    with pytest.raises(ConfigError, match=named) as refused:
+        Conversation(wire).read(bodies[wire.history_key] | fields)
+    assert refused.value.fix
+
+
+PATCH = {"name": "patch", "description": "Change files.", "format": {"syntax": "lark", "definition": "start: X"}}
+GROUP = {"type": "namespace", "name": "mcp__db__", "description": "A database.", "tools": [ITEMS["tools"][0]]}
+ASKED = {"input": "*** Begin"}
+
+
+def test_namespaces_and_custom_tools_are_shown_as_functions():
+    call = Conversation(wires.RESPONSES).read(ITEMS | {"tools": [GROUP, {"type": "custom", **PATCH}]})
+    query, patch = [tool["function"] for tool in call.tools]
+    assert query == FUNCTION | {"name": "mcp__db__Edit", "description": "A database.\nEdit a file."}
+    assert patch["description"] == "Change files.\nThe input has this form (lark):\nstart: X"
+    assert patch["parameters"]["required"] == ["input"]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    ("wire", "body", "tool", "called", "answered"),
+    [
+        (wires.RESPONSES, ITEMS, GROUP, "mcp__db__Edit", {"type": "function_call", "namespace": "mcp__db__"}),
+        (wires.RESPONSES, ITEMS, {"type": "custom", **PATCH}, "patch", {"type": "custom_tool_call", **ASKED}),
+        (wires.CHAT, CHAT, {"type": "custom", "custom": PATCH}, "patch", {"custom": {"name": "patch", **ASKED}}),
+    ],
+    ids=["namespace", "custom", "custom of chat"],
+)
+async def test_calls_of_them_are_answered_as_the_program_knows_them(
+    name: str, wire: Any, body: Any, tool: Any, called: str, answered: Any
+):
+    talk, asked = Conversation(wire, name), body | {"tools": [tool]}
+    turn = Message(
+        role="assistant", content="", tool_calls=(ToolCall(id="c", name=called, arguments=json.dumps(ASKED)),)
+    )
+    chat, shown = talk.codec, [Message(role="user", content="q")]
+    whole, opening = (chat.encode_prompt(each, ()) for each in ([*shown, turn], shown))
+    written = chat.decode(whole[len(opening) :]).partition(chat.terminator)[0]
+    answer = await talk.answer(asked, written)
+    items = answer["output"] if wire is wires.RESPONSES else [answer["choices"][0]["message"]]
+    call = items[-1] if wire is wires.RESPONSES else items[-1]["tool_calls"][0]
+    assert answered.items() <= call.items()
+    kind = f"{call['type']}_output" if wire is wires.RESPONSES else "tool"
+    output = (
+        {"type": kind, "call_id": "c", "output": "ok"} if wire is wires.RESPONSES else {"role": kind, "content": "ok"}
+    )
+    prompt = await talk.prompt(asked | {wire.history_key: [*asked[wire.history_key], *items, output]})
+    assert prompt.origin is PromptOrigin.EXTENDED
+
+
+def call_on(wire: Any, **fields: Any) -> list[Any]:
+    """A question and a call in the form of a wire."""
+    if wire is MESSAGES:
+        use = {"type": "tool_use", "id": "c", "name": "Edit", **({"input": fields["arguments"]} if fields else {})}
+        return [QUESTION, {"role": "assistant", "content": [use]}]
+    function = {"name": "Edit", **fields}
+    if wire is wires.CHAT:
+        return [QUESTION, {"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}]
+    return [QUESTION, {"type": "function_call", "call_id": "c", **function}]
+
+
+EVERY = pytest.mark.parametrize("wire", [wires.CHAT, wires.RESPONSES, MESSAGES], ids=["chat", "responses", "messages"])
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        *(({"arguments": empty}, "{}") for empty in ("", " ", None)),
+        ({}, "{}"),
+        ({"arguments": {"old": "é"}}, '{"old": "é"}'),
+        ({"arguments": ["a"]}, '["a"]'),
+        ({"arguments": '{"old": "a'}, '{"old": "a'),
+    ],
+)
+def test_arguments_are_read_in_every_form(wire: Any, given: dict[str, Any], read: str):
+    (call,) = Conversation(wire).read({wire.history_key: call_on(wire, **given)}).entries[-1].message.tool_calls
+    assert (call.name, call.arguments) == ("Edit", read)
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({"ok": [1, None]}, '{"ok": [1, null]}'),
+        (7, "7"),
+        (False, "false"),
+        (None, ""),
+        ({"type": "text", "text": "t"}, "t"),
+    ],
+)
+def test_contents_are_read_in_every_form(wire: Any, given: Any, read: str):
+    outputs = {
+        "chat": {"role": "tool", "tool_call_id": "c", "content": given},
+        "responses": {"type": "function_call_output", "call_id": "c", "output": given},
+        "messages": {"role": "user", "content": [result("c", given)]},
+    }
+    names = {id(wires.CHAT): "chat", id(wires.RESPONSES): "responses", id(MESSAGES): "messages"}
+    talk = Conversation(wire)
+    call = talk.read({wire.history_key: [*call_on(wire), outputs[names[id(wire)]]]})
+    assert said(call)[-1] == ("tool", read)
+    assert talk.omitted == {}
+
+
+def test_calls_of_the_form_before_tools_are_read():
+    given = [{"role": "assistant", "function_call": {"name": "Edit", "arguments": "{}"}}]
+    given.append({"role": "function", "name": "Edit", "content": "ok"})
+    turn, output = [entry.message for entry in Conversation(wires.CHAT).read({"messages": given}).entries]
+    assert [(call.name, call.arguments) for call in turn.tool_calls] == [("Edit", "{}")]
+    assert (output.role, output.content) == ("tool", "ok")
+
+
+def test_the_items_of_a_turn_are_one_turn_in_any_order():
+    text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]}
+    question, call = call_on(wires.RESPONSES)
+    output = {"type": "function_call_output", "call_id": "c", "output": "ok"}
+    one, other = (
+        [entry.message for entry in Conversation(wires.RESPONSES).read({"input": [question, *turn, output]}).entries]
+        for turn in ([call, text], [text, call])
+    )
+    assert one == other
+    assert [message.role for message in one] == ["user", "assistant", "tool"]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +419,7 @@ async def test_thoughts_of_any_shape_come_back_as_they_were(kind: str, text: str
         "messages": lambda: [{"role": "assistant", "content": answer["content"]}],
     }
     prompt = await talk.prompt(body | {key: [*body[key], *turns[kind](), {"role": "user", "content": "Go on."}]})
-    seen = [*(await talk.prompt(body)).ids, *codec().tokenizer.encode_trusted(text)]
+    seen = [*(await talk.prompt(body)).ids, *codec("small").tokenizer.encode_trusted(text)]
     assert (prompt.origin, prompt.ids[: len(seen)]) == (PromptOrigin.EXTENDED, seen)
 
 

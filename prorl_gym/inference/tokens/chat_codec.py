@@ -13,11 +13,14 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from prorl_gym.errors import EngineError, FailureKind
+from prorl_gym.inference.protocol import Conversation
 from prorl_gym.inference.tokens.history_equality import read_arguments
+from prorl_gym.inference.tokens.template_rewrites import TEMPLATE_REWRITES, TemplateRewrite, rewrite
 from prorl_gym.inference.tokens.token_stream import common_length
 from prorl_gym.inference.tokens.tokenizer import ControlTokenEscaper, Tokenizer
 from prorl_gym.inference.toolcalls.formats import ToolFormat, known_parsers
@@ -154,15 +157,33 @@ class ChatCodec:
         return opening if opening and not blanks.strip() else self.generation_prompt
 
     @cached_property
+    def rewrites(self) -> tuple[TemplateRewrite, ...]:
+        """The rewrites that this template needs: it refuses an example of theirs, or leaves a part of it out."""
+        return tuple(rule for rule in TEMPLATE_REWRITES if not all(map(self._takes, rule.examples)))
+
+    def rewrite(self, messages: Sequence[Message], *, is_whole: bool) -> tuple[Sequence[Message], frozenset[str]]:
+        """Return the messages in a form that the template takes, and the names of the rewrites that it needed.
+
+        ``is_whole``: they are a conversation from its first message on; otherwise they follow a turn of the assistant.
+        """
+        return rewrite(self.rewrites, messages, is_whole=is_whole)
+
+    def rewrite_conversation(self, conversation: Conversation) -> Conversation:
+        """Return a conversation for engines that render it themselves."""
+        return replace(conversation, messages=self.rewrite(conversation.messages, is_whole=True)[0])
+
+    @cached_property
     def parser(self) -> ToolParser:
         """Reads the tool calls of this template's model. Raises as ``choose_parser``."""
         return choose_parser(self, self.tool_format)
 
     def render_delta(self, escaper: ControlTokenEscaper, new_messages: Sequence[Message], tools: Tools) -> str:
         """Return the text of a delta, with control strings of the messages still escaped."""
-        calls_a_tool = bool(new_messages) and new_messages[0].role == "tool"
-        before = [_QUESTION, _placeholder_turn(calls_a_tool=calls_a_tool)]
-        after = [_as_template_message(message, escaper) for message in new_messages]
+        written, _ = self.rewrite(new_messages, is_whole=False)
+        return self._render_delta([_as_template_message(message, escaper) for message in written], tools)
+
+    def _render_delta(self, after: Sequence[Mapping[str, Any]], tools: Tools) -> str:
+        before = [_QUESTION, _placeholder_turn(calls_a_tool=bool(after) and after[0]["role"] == "tool")]
         rendered = self.render_plain([*before, *after], tools, add_generation_prompt=True)
         start = rendered.find(_PLACEHOLDER)
         if start < 0:  # some templates drop the text of a turn with a tool call: the turn alone must be a prefix
@@ -179,7 +200,8 @@ class ChatCodec:
         self, escaper: ControlTokenEscaper, messages: Sequence[Message], tools: Tools, *, add_generation_prompt: bool
     ) -> str:
         """Render messages and schemas, their control strings escaped by ``escaper``."""
-        escaped = [_as_template_message(message, escaper) for message in messages]
+        written, _ = self.rewrite(messages, is_whole=True)
+        escaped = [_as_template_message(message, escaper) for message in written]
         shown = [escaper.escape_all(tool) for tool in tools]
         return self.render_plain(escaped, shown, add_generation_prompt=add_generation_prompt)
 
@@ -194,6 +216,21 @@ class ChatCodec:
             raise self.template_error(
                 f"it fails on the roles {roles} ({type(error).__name__}: {error})"[:400]
             ) from error
+
+    def _takes(self, example: Sequence[Message]) -> bool:
+        """Whether the template writes all of an example, and its end as after any other turn."""
+        escaper = ControlTokenEscaper(self.tokenizer)
+        shown = [_as_template_message(message, escaper) for message in example]
+        turn = next((at for at in reversed(range(len(shown))) if shown[at]["role"] == "assistant"), len(shown) - 2)
+        for tools in ((), (SAMPLE_TOOL,)):
+            try:
+                whole = self.render_plain(shown, tools, add_generation_prompt=True)
+                end = self._render_delta(shown[turn + 1 :], tools)
+            except EngineError:
+                return False
+            if not whole.endswith(end.lstrip()) or any(message.content not in whole for message in example):
+                return False
+        return True
 
     def template_error(self, reason: str, fix: str = _APPENDING_FIX) -> EngineError:
         return EngineError(FailureKind.TEMPLATE_UNSAFE, f"chat template of {self.tokenizer.source}: {reason}.", fix)

@@ -82,6 +82,8 @@ class BuiltPrompt:
     """Session of the remembered turn that it extends."""
     base: "Base | None" = None
     """The turn whose ids it begins with, where it is a branch."""
+    rewrites: frozenset[str] = frozenset()
+    """Names of the rewrites without which the template refuses what was rendered; see ``ChatCodec.rewrite``."""
 
     @property
     def group_id(self) -> str:
@@ -149,7 +151,8 @@ def _continue_turn(
     origin = PromptOrigin.EXTENDED if is_extended else PromptOrigin.CHANGED
     conversation = replace(whole, last_turn_span=(known.start, len(known.ids)) if is_extended else None)
     thoughts = thinking_chain(new, known.thinking)
-    return BuiltPrompt(ids, origin, conversation, digests, thoughts, digests[count - 1], known.session_id)
+    parent, (_, rewrites) = digests[count - 1], codec.rewrite(new, is_whole=False)
+    return BuiltPrompt(ids, origin, conversation, digests, thoughts, parent, known.session_id, rewrites=rewrites)
 
 
 class PromptBuilder:
@@ -278,7 +281,8 @@ def _render_prompt(
     codec: ChatCodec, whole: Conversation, digests: tuple[bytes, ...], origin: PromptOrigin
 ) -> BuiltPrompt:
     ids = codec.encode_prompt(whole.messages, whole.tools)
-    return BuiltPrompt(ids, origin, whole, digests, thinking_chain(whole.messages))
+    _, rewrites = codec.rewrite(whole.messages, is_whole=True)
+    return BuiltPrompt(ids, origin, whole, digests, thinking_chain(whole.messages), rewrites=rewrites)
 
 
 def _messages(entries: Sequence[HistoryEntry]) -> list[Message]:

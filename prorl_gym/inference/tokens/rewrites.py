@@ -66,7 +66,7 @@ class CallRewrite:
     """Name that the harness gives it."""
     kept_name_key: str | None = None
     """Argument that holds the sampled name then."""
-    raw_key: tuple[str, str] | None = None
+    raw_key: tuple[str, ...] = ()
     """Argument, and key in it, that hold the sampled arguments as text."""
     needs_broken_json: bool = False
     """Only for sampled arguments that are not JSON."""
@@ -80,9 +80,10 @@ class CallRewrite:
         members = as_mapping(read_arguments(shown.arguments)[1])
         if self.kept_name_key is not None and members.get(self.kept_name_key) != sampled.name:
             return False
-        return (
-            self.raw_key is None or as_mapping(members.get(self.raw_key[0])).get(self.raw_key[1]) == sampled.arguments
-        )
+        held: object = members
+        for key in self.raw_key:
+            held = as_mapping(held).get(key)
+        return not self.raw_key or held == sampled.arguments
 
 
 VOLATILE_TEXT = (
@@ -122,6 +123,7 @@ CALL_REWRITES = (
     CallRewrite(
         "unparsed_input", "Claude Code: arguments that are not JSON are wrapped", raw_key=("__unparsedToolInput", "raw")
     ),
+    CallRewrite("custom_input", "arguments of a custom tool that are not its one text", raw_key=("input",)),
     CallRewrite(
         "repaired_arguments", "Qwen Code: arguments that are not JSON are replaced by a repair", needs_broken_json=True
     ),

@@ -125,7 +125,7 @@ class RolloutSession:
             seed=derive_seed(self._settings.seed, self._replica, turn, sampled),
             priority=self._priority,
             group_id=self._group_id,
-            conversation=prompt.conversation,
+            conversation=self._codec.rewrite_conversation(prompt.conversation),
             prompt_ids_json=prompt.ids_json,
         )
 

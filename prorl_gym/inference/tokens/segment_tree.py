@@ -176,7 +176,7 @@ class SegmentTree:
 
     def place(self, prompt: BuiltPrompt, history: ReadHistory, call: HarnessCall) -> PlacedTurn:
         """Place a call, whose prompt is built on ``find_base``. It needs one ``PlacedTurn.release`` at its end."""
-        turn, rewrites = None if prompt.base is None else prompt.base.source, history.rewrites
+        turn, rewrites = None if prompt.base is None else prompt.base.source, history.rewrites | prompt.rewrites
         assert turn is None or isinstance(turn, _KnownTurn)
         if turn is not None:
             rewrites |= turn.segment.name_differences(history.messages[: turn.messages])

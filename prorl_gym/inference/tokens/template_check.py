@@ -5,15 +5,19 @@ template rewrites (old thoughts that it drops, say) is no fault, since history i
 differs from what the whole rendering ends in is one.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prorl_gym.errors import EngineError
 from prorl_gym.inference.tokens.chat_codec import SAMPLE_NAME, SAMPLE_TOOL, ChatCodec, Tools
 from prorl_gym.inference.tokens.tokenizer import ControlTokenEscaper, load_tokenizer
 from prorl_gym.inference.toolcalls.formats import ToolFormat
 from prorl_gym.records import Message, ToolCall
 from prorl_gym.thoughts import THINK_CLOSE, THINK_OPEN
+
+log = logging.getLogger(__name__)
 
 _TOOLS: Tools = [SAMPLE_TOOL]
 _SYSTEM = Message(role="system", content="You add numbers.")
@@ -60,6 +64,7 @@ def check_template(codec: ChatCodec) -> None:
     _check_no_clock(codec)
     _check_thoughts(codec)
     _ = codec.parser  # it must be known how to read calls
+    _report_rewrites(codec)
 
 
 def _check_delta(codec: ChatCodec, history: Sequence[Message], new: Sequence[Message], tools: Tools) -> None:
@@ -120,3 +125,17 @@ def _check_thoughts(codec: ChatCodec) -> None:
     if shown and not is_read and codec.parser.name != "declared":  # a declaration reads its own tags
         what = f"it writes the thoughts of a turn after {before.split()[-1][-40:]!r}, not after {THINK_OPEN}"
         raise codec.template_error(what, f"Set 'chat_template' to one with {THINK_OPEN} and {THINK_CLOSE}.")
+
+
+def _report_rewrites(codec: ChatCodec) -> None:
+    """Log which histories are rewritten for this template, and which it refuses even so: agent programs send them."""
+    source, rules = codec.tokenizer.source, codec.rewrites
+    for rule in rules:
+        try:
+            for example in rule.examples:
+                codec.encode_prompt(example, _TOOLS)
+        except EngineError as error:
+            log.warning("%s\nSet 'chat_template' to another one for agents whose histories need it.", error.what)
+    if rules:
+        names = "; ".join(f"{rule.name} ({rule.what})" for rule in rules)
+        log.info("histories that the chat template of %s refuses are rewritten: %s", source, names)

@@ -55,6 +55,8 @@ class Transcript:
         self._streams = [new_stream(self._codec, self._settings)]
         self._causes: list[BranchCause] = ["first"]
         """Why each stream began."""
+        self._rewrites: list[set[str]] = [set()]
+        """Names of the rewrites that each stream needed; see ``ChatCodec.rewrite``."""
         self._messages: list[Message] = []
         self._tools: Tools = ()
         self._last_turn: tuple[int, int, int] | None = None
@@ -72,6 +74,7 @@ class Transcript:
         if len(self):
             self._begin_segment("summary")
         self._streams[-1].append_unsampled(prompt)
+        self._rewrites[-1] |= self._codec.rewrite(messages, is_whole=True)[1]
         self._messages = list(messages)
         self._tools = tools
 
@@ -95,6 +98,8 @@ class Transcript:
             self._begin_segment("template")
         self._streams[-1].append_unsampled(extension.ids)
         self._messages.extend(extension.messages)
+        rendered = self._messages if extension.starts_segment else extension.messages
+        self._rewrites[-1] |= self._codec.rewrite(rendered, is_whole=extension.starts_segment)[1]
 
     def next_prompt(self) -> TurnPrompt:
         """Return what to send now. The ids are live: see ``TokenStream.record_sent``."""
@@ -123,8 +128,11 @@ class Transcript:
     def export_segments(self) -> list[Segment]:
         """Return the segments so far. May be called at any time. Raises as ``TokenStream.export_segments``."""
         segments = [segment for stream in self._streams for segment in stream.export_segments()]
-        for index in range(1, len(segments)):
-            before, segment = segments[index - 1], segments[index]
+        for index, segment in enumerate(segments):
+            segments[index] = segment = segment.model_copy(update={"rewrites": tuple(sorted(self._rewrites[index]))})
+            if not index:
+                continue
+            before = segments[index - 1]
             origin: dict[str, Any] = {"parent": index - 1, "cause": self._causes[index]}
             shared = common_length(before.token_ids, segment.token_ids[: segment.prompt_length])
             segments[index] = segment.model_copy(update=origin | {"shared_tokens": shared})
@@ -136,6 +144,7 @@ class Transcript:
     def _begin_segment(self, cause: BranchCause) -> None:
         self._streams.append(new_stream(self._codec, self._settings))
         self._causes.append(cause)
+        self._rewrites.append(set())
         self._last_turn = None
 
 

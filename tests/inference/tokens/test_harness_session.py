@@ -5,7 +5,7 @@ import json
 
 import pytest
 from harness_play import ALL_TOOLS, EDIT, SYSTEM, TASK, Play, assistant, result, said, shown, tool_call, user
-from token_codecs import BOTH, needs_qwen
+from token_codecs import ALL, BOTH, needs_qwen
 
 from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached, TaskError
 from prorl_gym.records import NOT_SAMPLED, Message
@@ -27,6 +27,30 @@ async def test_a_harness_that_only_appends_has_one_segment(name):
         *one.sampled.token_ids,
     ]
     assert json.loads(b"[" + play.engine.requests[1].prompt_ids_json + b"]") == two.prompt.ids
+
+
+NOTE = Message(role="system", content="Be short.")
+
+
+@pytest.mark.parametrize(
+    ("opening", "later", "rewrites"),
+    [
+        ((SYSTEM, NOTE, TASK), (user("on"),), {"joined_system"}),
+        ((SYSTEM, TASK), (NOTE, user("on")), {"late_system"}),
+        ((SYSTEM, TASK, NOTE), (NOTE,), {"late_system"}),
+        ((SYSTEM,), (user("on"),), {"added_user"}),
+        ((NOTE, SYSTEM, assistant("Lost."), TASK), (NOTE,), {"joined_system", "added_user", "late_system"}),
+    ],
+)
+@pytest.mark.parametrize("name", ALL)
+async def test_a_history_that_the_template_refuses_is_extended_as_it_was_rewritten(name, opening, later, rewrites):
+    play = Play([said("One.", name=name), said("Two.", name=name)], name)
+    one = await play.ask(*opening)
+    two = await play.ask(*opening, shown(one), *later)
+    (segment,) = play.segments
+    assert set(segment.rewrites) == rewrites & {rule.name for rule in play.codec.rewrites}
+    assert two.prompt.ids[: len(one.prompt.ids)] == one.prompt.ids
+    assert all(message.content in play.shows(segment) for message in (*opening, *later))
 
 
 async def test_a_branch_begins_with_the_ids_of_the_longest_history_and_does_not_train_them_again():

@@ -9,6 +9,7 @@ from harness_play import SYSTEM, TASK, Play, assistant, result, said, shown, too
 from token_codecs import ROOT
 
 from prorl_gym.inference.tokens.rewrites import CALL_REWRITES, EQUAL_FORMS, VOLATILE_TEXT, HistoryReader, stable_text
+from prorl_gym.inference.tokens.template_rewrites import TEMPLATE_REWRITES
 from prorl_gym.records import BranchCause, Message, ToolCall
 
 START = (SYSTEM, TASK)
@@ -81,6 +82,7 @@ async def test_any_other_change_is_a_branch(sampled, change):
     [
         ('{"a": 1,}', json.dumps({"__unparsedToolInput": {"raw": '{"a": 1,}'}}), "unparsed_input"),
         ('{"a": 1,}', '{"a": 1}', "repaired_arguments"),
+        ('{"a": 1}', json.dumps({"input": '{"a": 1}'}), "custom_input"),
     ],
 )
 def test_arguments_that_are_no_json_are_known_by_the_id_of_their_call(arguments, shown_arguments, name):
@@ -167,4 +169,6 @@ def test_the_page_has_every_row_and_every_cause():
     page = (ROOT / "docs" / "tokens.md").read_text()
     rows = [*(row.name for row in (*VOLATILE_TEXT, *CALL_REWRITES)), *EQUAL_FORMS, *get_args(BranchCause)]
     assert [name for name in rows if f"\n| `{name}` |" not in page] == []
-    assert len(set(rows)) == len(rows)
+    rules = [rule.name for rule in TEMPLATE_REWRITES]
+    assert [name for name in rules if f"(`{name}`)" not in page] == []
+    assert len({*rows, *rules}) == len(rows) + len(rules)

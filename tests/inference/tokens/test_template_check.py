@@ -2,9 +2,10 @@ import json
 import shutil
 
 import pytest
+from token_codecs import ALL, codec
 
 from prorl_gym.errors import ConfigError, EngineError, FailureKind
-from prorl_gym.inference.tokens.template_check import load_codec
+from prorl_gym.inference.tokens.template_check import check_template, load_codec
 from prorl_gym.inference.tokens.tokenizer import SMALL_DIRECTORY
 
 RIGHT = (SMALL_DIRECTORY / "chat_template.jinja").read_text()
@@ -22,7 +23,7 @@ BROKEN = {
     "hides tools": (RIGHT.replace("{%- for tool in tools -%}", "{%- for tool in [] -%}"), "does not show tools"),
     "fails on tools": (
         RIGHT.replace("{%- if message.role == 'tool' -%}", "{%- if message.role == 'tool' -%}{{ 1 / 0 }}"),
-        "it fails on the roles system, user, assistant, tool (ZeroDivisionError",
+        "it fails on the roles system, user, assistant, assistant, tool (ZeroDivisionError",
     ),
     "counts messages": (
         RIGHT.replace("'<|im_start|>user'", "'<|im_start|>user ' + (loop.index | string)"),
@@ -50,6 +51,35 @@ def test_an_unsafe_template_is_refused_with_the_reason(case, tmp_path):
     appended = "whose turns are only ever appended, each closed by one control token."
     tagged = "with <think> and </think>."
     assert caught.value.fix == f"Set 'chat_template' to one {tagged if 'thoughts' in case else appended}"
+
+
+NEEDED = {
+    "llama": {"split_turns"},
+    "qwen3-coder": {"user_before_result", "wrapped_arguments"},
+    "qwen3.5": {"joined_system", "late_system", "added_user", "user_before_result", "wrapped_arguments"},
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_start_finds_and_names_the_rewrites_that_a_template_needs(name, caplog):
+    caplog.set_level("INFO")
+    check_template(codec(name))
+    assert {rule.name for rule in codec(name).rewrites} == NEEDED.get(name, set())
+    assert all(f"{rule} (" in caplog.text for rule in NEEDED.get(name, ()))
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+def test_a_template_that_refuses_a_rewritten_history_is_named_at_the_start(tmp_path, caplog):
+    lone = "messages | length == 2 and messages[1].role == 'system'"
+    twice = "not loop.first and loop.previtem.role == message.role == 'user'"
+    loop = "{%- for message in messages -%}"
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        f"{{{{ 1 / 0 if {lone} else '' }}}}" + RIGHT.replace(loop, f"{loop}{{{{ 1 / 0 if {twice} else '' }}}}")
+    )
+    load_codec("small", template)
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "it fails on the roles user, user (ZeroDivisionError" in warning
 
 
 def test_control_tokens_that_swallow_blanks_are_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Measures how long an event loop does not come round, without counting what the machine is busy with elsewhere."""
 
 import asyncio
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,8 @@ class LoopWatch:
     """Wakes every few milliseconds and keeps the longest delay, as an async context manager.
 
     Time that a thread of this process was ready to run and had no processor is subtracted: other programs cause that,
-    and the loop waits for a thread that has the interpreter's lock.
+    and the loop waits for a thread that has the interpreter's lock. So is time for which a virtual machine's processors
+    were taken away.
     """
 
     def __init__(self) -> None:
@@ -45,8 +47,9 @@ class LoopWatch:
 
 
 def _starved() -> float:
-    """Return the seconds that the threads of this process have waited for a processor so far."""
-    nanoseconds = 0
+    """Return the seconds so far that threads of this process waited for a processor, or the machine for its own."""
+    stolen = int(Path("/proc/stat").read_text("ascii").split(maxsplit=9)[8])
+    nanoseconds = stolen * (10**9 // os.sysconf("SC_CLK_TCK"))
     for file in Path("/proc/self/task").glob("*/schedstat"):
         with suppress(OSError):  # the thread has ended
             nanoseconds += int(file.read_text("ascii").split()[1])

@@ -219,7 +219,8 @@ def sampled_tokens(play: Play) -> int:
     return sum(sum(segment.mask) for segment in play.segments)
 
 
-async def test_an_equal_call_while_one_runs_gets_the_same_answer():
+async def test_an_equal_call_while_one_runs_gets_the_same_answer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rollout_gateway, "KEEP_ALIVE_SECONDS", 0.01)
     reply = held()
     async with served(reply) as one, one.post(CHAT, BODIES[CHAT] | {"stream": True}) as first:
         seen = await first.content.readany()
@@ -230,7 +231,8 @@ async def test_an_equal_call_while_one_runs_gets_the_same_answer():
         assert len(one.play.engine.requests) == 1
 
 
-async def test_a_call_goes_on_while_one_request_waits_for_it():
+async def test_a_call_goes_on_while_one_request_waits_for_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rollout_gateway, "KEEP_ALIVE_SECONDS", 0.01)
     reply = held()
     async with served(reply, said("Hi.")) as one:
         first = await one.post(CHAT, BODIES[CHAT] | {"stream": True})

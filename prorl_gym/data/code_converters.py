@@ -1,8 +1,8 @@
 """Converters of programming tasks: the ``code`` and the ``swe`` environment.
 
-``code``: Eurus-2-RL, DeepCoder, LiveCodeBench, HumanEval, MBPP. All tests are kept, as cases or
-scripts, and none is trusted: what looks like a pickle is only searched for the one text in it, never loaded. A wanted
-list of one element is right wrapped or not, test by test, as PRIME's grader takes it, unless results are texts in JSON.
+``code``: Eurus-2-RL, DeepCoder, LiveCodeBench, HumanEval, MBPP. All tests are kept, as cases or scripts, and none is
+trusted: what looks like a pickle is only searched for the one text in it, never loaded. An expected list of one element
+is right wrapped or not, test by test, as PRIME's grader takes it, unless results are texts in JSON.
 Rows of LiveCodeBench and NeMo Gym's code_gen have LiveCodeBench's runner's rules.
 
 ``swe``: rows of the collections are kept as published, without the columns that a rollout does not need.

@@ -25,7 +25,7 @@ def offer_tools(
 ) -> tuple[list[dict[str, Any]], dict[str, OfferedTool]]:
     """Return the functions that the model is shown, and by their names the tools that a program calls otherwise.
 
-    Raises ``ConfigError`` for tools that cannot be shown, or not told apart.
+    Raises ``ConfigError`` for tools that cannot be shown, or of which two have one name.
     """
     functions: list[dict[str, Any]] = []
     offered: dict[str, OfferedTool] = {}

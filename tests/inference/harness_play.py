@@ -61,7 +61,9 @@ class Play:
 
     def __init__(self, script, name="small", max_model_len=None, thinking="keep", **settings):
         self.engine = FakeEngine("e", script if callable(script) else scripted_replies(script))
-        self.pool = EnginePool("policy", failover=FailoverOptions(recovery_seconds=0.1), max_model_len=max_model_len)
+        self.pool = EnginePool(
+            "policy", failover=FailoverOptions(recovery_seconds=0.1, trial_seconds=0.2), max_model_len=max_model_len
+        )
         self.pool.add_engine(self.engine)
         self.codec = codec(name)
         self.session = HarnessSession(

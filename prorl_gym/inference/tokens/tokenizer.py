@@ -36,9 +36,6 @@ _HUB_SECONDS = 10.0
 _MARK_OPEN, _MARK_CLOSE = "\ue0f0", "\ue0f1"
 _MARK = re.compile(f"{_MARK_OPEN}([0-9]+){_MARK_CLOSE}")
 
-_MAX_PENDING = 64
-"""Ids that may wait for the rest of a character. A model can sample bytes without end that are no text."""
-
 
 class Tokenizer:
     """Text to ids and back, with the chat template that belongs to it."""

@@ -205,14 +205,14 @@ def _kill_rule(signal_at: int) -> _Program:
     return [_load_argument(signal_at), (_EQUAL, 0, 1, _SIGKILL), _NOTIFY, _ALLOW]
 
 
-def _limit_rule(resource_at: int, told: _Instruction) -> _Program:
+def _limit_rule(resource_at: int, action: _Instruction) -> _Program:
     """Leave RLIMIT_CORE as it is, and notify the guest of RLIMIT_CPU."""
     load = _load_argument(resource_at)
-    return [load, (_EQUAL, 0, 1, _RLIMIT_CORE), _PRETEND_SUCCESS, (_EQUAL, 0, 1, _RLIMIT_CPU), told, _ALLOW]
+    return [load, (_EQUAL, 0, 1, _RLIMIT_CORE), _PRETEND_SUCCESS, (_EQUAL, 0, 1, _RLIMIT_CPU), action, _ALLOW]
 
 
-def _prlimit_rule(told: _Instruction) -> _Program:
-    own = _limit_rule(1, told)
+def _prlimit_rule(action: _Instruction) -> _Program:
+    own = _limit_rule(1, action)
     return [
         _load_argument(2),
         (_EQUAL, 0, 3, 0),
@@ -226,7 +226,7 @@ def _prlimit_rule(told: _Instruction) -> _Program:
     ]
 
 
-def _prctl_rule(told: _Instruction) -> _Program:
+def _prctl_rule(action: _Instruction) -> _Program:
     """Refuse an end of adopting orphans and the strict filter; notify the guest of SIGKILL at a parent's death."""
     return [
         _load_argument(0),
@@ -245,7 +245,7 @@ def _prctl_rule(told: _Instruction) -> _Program:
         _fail(errno.EPERM),
         _load_argument(1),
         (_EQUAL, 0, 1, _SIGKILL),
-        told,
+        action,
         _ALLOW,
     ]
 
@@ -264,19 +264,19 @@ def _priority_rule(of_user: int) -> _Program:
 
 def _rules(interface: str, *, allow_system_v: bool, may_notify: bool) -> _Program:
     program: _Program = [_LOAD_CALL]
-    told = _NOTIFY if may_notify else _ALLOW
+    action = _NOTIFY if may_notify else _ALLOW
     if interface == "x86_64":
         program += [(_AT_LEAST, 0, 1, _X32), _fail(errno.ENOSYS)]
     rules: list[tuple[tuple[str, ...], _Program]] = [
         (_REFUSED if allow_system_v else (*_REFUSED, *_SYSTEM_V), [_fail(errno.ENOSYS)]),
         (("socket", "socketpair"), _FAMILY_RULE),
-        (("setrlimit",), _limit_rule(0, told)),
-        (("prlimit64",), _prlimit_rule(told)),
+        (("setrlimit",), _limit_rule(0, action)),
+        (("prlimit64",), _prlimit_rule(action)),
         (("fcntl", "fcntl64"), _FCNTL_RULE),
         (_SCHEDULING, _SCHEDULE_RULE),
         (("setpriority",), _priority_rule(_PRIO_USER)),
         (("ioprio_set",), _priority_rule(_IOPRIO_WHO_USER)),
-        (("prctl",), _prctl_rule(told)),
+        (("prctl",), _prctl_rule(action)),
         (("seccomp",), _SECCOMP_RULE),
         (("clone",), _CLONE_RULE),
         (("memfd_create",), [_NOTIFY if may_notify else _fail(errno.ENOSYS)]),

@@ -270,9 +270,10 @@ class _ControlChecks:
     async def _prepared_sandbox(self, gold: bytes = b"") -> AsyncGenerator[Sandbox]:
         """Give a sandbox with the repair, or gold, and its build, and of the hidden tests only their helpers."""
         task = self._task
-        opening = self._repaired_sandbox(gold or self._repair.patch)
         if self._tree and not gold:
             opening = open_clean_repository(task, self._leases, await sandbox_spec(task), self._tree)
+        else:
+            opening = self._repaired_sandbox(gold or self._repair.patch)
         async with opening as sandbox:
             # Before the build: programs and processes that the build leaves may record what they see.
             if task.tests.build:

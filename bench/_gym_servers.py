@@ -30,9 +30,10 @@ from _processes import cpu_seconds
 from _programs import BenchRefusedError, last_words, wait_answering
 from _service_server import TOKEN, submit_and_wait
 
-from prorl_gym.cli.demo.stack import HOST, free_ports
+from prorl_gym.cli.demo.stack import HOST
 from prorl_gym.cli.installation import gym_root
 from prorl_gym.client import Client
+from prorl_gym.free_ports import free_ports
 
 AGENT, RELAY = "bench_agent", "bench_environment_server"
 EMPTY, EMPTY_RELAY = "bench_empty_agent", "bench_empty_environment_server"

@@ -27,8 +27,8 @@ from prorl_gym.cli.demo.stack import (
     LoggedProcess,
     PolicyEndpoint,
     ProcessSupervisor,
-    free_ports,
 )
+from prorl_gym.free_ports import free_ports
 from prorl_gym.sandbox.syscalls import set_child_subreaper
 
 OURS, SMALLEST = "prorl_math", "example_single_tool_call"

@@ -29,9 +29,9 @@ from _report import SHORT
 from simulation.planned_rollouts import Plan, PlannedEnvironment, PlannedPolicySource, Shape, Turn
 
 from prorl_gym.api.node_process import HttpHead
-from prorl_gym.cli.demo.stack import free_ports
 from prorl_gym.client import Client
 from prorl_gym.client.transport import Transport
+from prorl_gym.free_ports import free_ports
 from prorl_gym.inference.protocol import GenerationRequest
 from prorl_gym.records import Rollout, RolloutRequest
 from prorl_gym.rollout.nodes.node import Node

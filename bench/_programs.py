@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 import yaml
 
-from prorl_gym.cli.demo.stack import free_ports
 from prorl_gym.client import Client, read_token
 from prorl_gym.errors import ProrlError
+from prorl_gym.free_ports import free_ports
 
 BENCH = Path(__file__).resolve().parent
 READY_SECONDS = 180.0

@@ -20,6 +20,7 @@ BASE: dict[str, set[str]] = {
     "deadlines": set(),
     "logs": set(),
     "process_identity": set(),
+    "free_ports": set(),
     "http_body": set(),
     "routed_experts": set(),
     "gym_roots": set(),

@@ -33,13 +33,14 @@ from aiohttp import ClientError
 from audit import LearnError
 from learn import HERE, SERVICE_NICENESS, say, service_config
 from model import Decoder, token_logprobs
-from processes import Process, free_port
+from processes import Process
 from stack import script_parser, start_weights, write_report
 from tasks import Sum, questions, write_tokenizer
 from train import GROUP_SIZE, MAX_MISMATCH, RUN, Learner, group_requests
 
 from prorl_gym.client import Client, CompletedGroup, read_token
 from prorl_gym.errors import ProrlError
+from prorl_gym.free_ports import free_ports
 
 ENGINES = 2
 GROUPS = 4
@@ -186,7 +187,7 @@ async def train(arguments: argparse.Namespace) -> None:
 
 def processes(arguments: argparse.Namespace, work: Path, out: Path) -> dict[str, Process]:
     """Return service, engines and trainer of one run, none of them started."""
-    ports, service_port = [free_port() for _ in range(ENGINES)], free_port()
+    service_port, *ports = free_ports(1 + ENGINES)
     checkpoint, config = work / "checkpoint.pt", work / "service.yaml"
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     settings: dict[str, Any] = service_config(Sum, f"{urls[0]}/v1", work / "tokenizer", work / "state")

@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import threading
 from collections import deque
@@ -119,13 +118,6 @@ def server(process: Process, cpu: dict[str, float] | None = None) -> Iterator[st
         if cpu is not None:
             cpu[process.name] = own
             cpu[f"children of the {process.name}"] = _children_cpu_seconds() - others - own
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that nothing listens on."""
-    with socket.socket() as finder:
-        finder.bind(("127.0.0.1", 0))
-        return finder.getsockname()[1]
 
 
 def _own_cpu_seconds(pid: int) -> float:

@@ -24,11 +24,13 @@ from engine import MODEL
 from evaluate import account_of, accuracy
 from learn import say
 from model import CONTEXT, LLAMA, WIDTH, Block, Decoder
-from processes import Process, free_port, server
+from processes import Process, server
 from safetensors.torch import save_file
 from stack import script_parser, stack, start_weights, write_report
 from tasks import Sum, held_out, write_tokenizer
 from train import RUN, Learner
+
+from prorl_gym.free_ports import free_ports
 
 MAX_MISMATCH = 1e-3
 """In nats: above float32, far below what a wrong mask or version shows."""
@@ -118,7 +120,7 @@ class VllmLearner(Learner):
 @contextmanager
 def vllm_server(python: Path, checkpoint: Path, out: Path, home: Path) -> Iterator[str]:
     """Run vLLM on a checkpoint; yield its address, ending in ``/v1``."""
-    port = free_port()
+    (port,) = free_ports(1)
     env = SETTINGS | {"VLLM_CACHE_ROOT": str(home / "cache"), "VLLM_CONFIG_ROOT": str(home / "config")}
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint), *FLAGS]
     command += ["--port", str(port)]

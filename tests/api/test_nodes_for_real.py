@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import threading
 from collections import Counter
@@ -17,6 +16,7 @@ from killed_service import COMMAND, ENGINE, below, configure, example_requests, 
 
 from prorl_gym.client import SyncClient, read_token
 from prorl_gym.errors import FailureKind
+from prorl_gym.free_ports import free_ports
 from prorl_gym.records import Rollout, RolloutRequest
 
 pytestmark = pytest.mark.slow
@@ -30,9 +30,7 @@ class Cluster:
 
     def __init__(self, ground: Path, engine: str, lease: float) -> None:
         self.ground = ground
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        (self.port,) = free_ports(1)
         more = {"nodes": {"lease_seconds": lease}, "runner": NODE_SLOTS}
         self._serve = configure(ground, engine, more, port=self.port)
         self._stack = ExitStack()

@@ -10,6 +10,7 @@ import pytest
 from killed_service import COMMAND, LOADING, started
 
 from prorl_gym.client import SyncClient, read_token
+from prorl_gym.free_ports import free_ports
 from prorl_gym.records import RolloutRequest
 
 pytestmark = pytest.mark.slow
@@ -31,9 +32,7 @@ def failure(command: list[str]) -> list[str]:
 
 
 def test_a_client_that_comes_while_it_loads_is_refused_and_gets_in_by_its_retries(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
+    (port,) = free_ports(1)
     with started(configure(tmp_path, port), LOADING):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))

@@ -5,13 +5,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 from rollout_samples import ROW, failed, rollout, segment
 
 from prorl_gym.cli.demo import check_results, pass_at, results_table
-from prorl_gym.cli.demo.stack import descendants, send_signal
+from prorl_gym.cli.demo.stack import LoggedProcess, descendants, send_signal
 from prorl_gym.process_identity import ProcessIdentity
 from prorl_gym.records import Score
 from prorl_gym.trainers.gym_result import to_gym_result
@@ -103,6 +104,15 @@ def test_daemons_that_ignore_sigterm_are_ended(tmp_path: Path):
     assert left == "left 0"
     assert len(pids.split()) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids.split())
+
+
+def test_the_end_of_a_log_shows_first_what_the_server_that_ended_said(tmp_path: Path):
+    log = tmp_path / "gym-servers.log"
+    ended = "(prorl_code_agent) ERROR: address already in use"
+    traceback = ["Traceback"] * 40 + ["RuntimeError: Process `prorl_code_agent` finished unexpectedly!"]
+    log.write_text("\n".join(["(prorl_math_agent) ready", ended, *traceback]))
+    shown = LoggedProcess("gym-servers", cast("Any", None), log).tail(3).splitlines()
+    assert shown == [ended, "Traceback", "Traceback", traceback[-1]]
 
 
 def test_descendants_are_found_below_a_process_only():

@@ -22,7 +22,8 @@ from typing import Any
 import aiohttp
 
 import prorl_gym
-from prorl_gym.cli.demo.stack import HOST, free_ports
+from prorl_gym.cli.demo.stack import HOST
+from prorl_gym.free_ports import free_ports
 from prorl_gym.gym_roots import has_environment_servers
 
 GYM_ROOT = Path(prorl_gym.__file__).parent / "gym_root"

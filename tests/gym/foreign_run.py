@@ -17,8 +17,9 @@ import yaml
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from prorl_gym.cli.demo.stack import HOST, DemoFolders, DemoStack, PolicyEndpoint, ProcessSupervisor, free_ports
+from prorl_gym.cli.demo.stack import HOST, DemoFolders, DemoStack, PolicyEndpoint, ProcessSupervisor
 from prorl_gym.environments.protocol import ScriptedStep
+from prorl_gym.free_ports import free_ports
 from prorl_gym.gym_roots import has_environment_servers
 from prorl_gym.inference.tokens.template_check import load_codec
 from prorl_gym.oracle.oracle_policy import KnownRow, OraclePolicy, RowIndex, example_files, load_rows

@@ -24,8 +24,9 @@ from aiohttp import web  # noqa: E402
 from fake_nemo_rl import FakeNemoRl, renderer  # noqa: E402
 from nemo_rl_recipes import MAKE, composed  # noqa: E402
 
-from prorl_gym.cli.demo.stack import ProcessSupervisor, free_ports  # noqa: E402
+from prorl_gym.cli.demo.stack import ProcessSupervisor  # noqa: E402
 from prorl_gym.cli.installation import link_venvs  # noqa: E402
+from prorl_gym.free_ports import free_ports  # noqa: E402
 from prorl_gym.inference.tokens.template_check import load_codec  # noqa: E402
 from prorl_gym.oracle.oracle_policy import (  # noqa: E402
     OraclePolicy,

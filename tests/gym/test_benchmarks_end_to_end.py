@@ -31,7 +31,8 @@ RUN = """
     import asyncio, sys
     from pathlib import Path
 
-    from prorl_gym.cli.demo.stack import HOST, DemoFolders, DemoStack, ProcessSupervisor, free_ports
+    from prorl_gym.cli.demo.stack import HOST, DemoFolders, DemoStack, ProcessSupervisor
+    from prorl_gym.free_ports import free_ports
     from prorl_gym.cli.installation import link_venvs
     from prorl_gym.sandbox.syscalls import set_child_subreaper
 

@@ -3,13 +3,14 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+from prorl_gym.free_ports import free_ports
 
 CONTEXT = 8192
 VOCAB = 4096
@@ -39,9 +40,7 @@ class RealServer:
         self._log = home / "log"
         self._home = home
         home.mkdir(parents=True, exist_ok=True)
-        with socket.socket() as finder:
-            finder.bind(("127.0.0.1", 0))
-            self._port = finder.getsockname()[1]
+        (self._port,) = free_ports(1)
         self.root = f"http://127.0.0.1:{self._port}"
         self.url = f"{self.root}/v1"
         # setpriv: it ends with the tests also where these are killed, and takes its engine and workers along.

@@ -8,13 +8,12 @@ tree below this process. Processes are ended by id, never by name.
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import select
 import signal
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import yaml
 
 from prorl_gym.cli.installation import link_venvs
 from prorl_gym.errors import ProrlError
+from prorl_gym.free_ports import free_ports
 from prorl_gym.gym_roots import component_roots, has_environment_servers
 from prorl_gym.process_identity import ProcessIdentity
 
@@ -75,9 +75,11 @@ class LoggedProcess:
     log: Path
 
     def tail(self, lines: int = 25) -> str:
-        """Return the last lines of its output."""
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return "\n".join(text.splitlines()[-lines:])
+        """Return the last lines of its output, below those of the server that ended it where Gym names one."""
+        written = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        named = [name for line in written for name in re.findall(r"Process `(\w+)` finished unexpectedly", line)]
+        its_own = [line for name in named[-1:] for line in written if line.startswith(f"({name}) ")]
+        return "\n".join([*its_own[-lines:], *written[-lines:]])
 
 
 class ProcessSupervisor:
@@ -177,15 +179,6 @@ class DemoFolders:
     @property
     def results(self) -> Path:
         return self.output / "results.jsonl"
-
-
-def free_ports(count: int) -> list[int]:
-    """Return different unused ports, each found by binding it."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 class DemoStack:

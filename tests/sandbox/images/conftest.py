@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -15,6 +14,7 @@ from aiohttp import web
 from images_support import FakeRegistry
 from sandbox_support import closing
 
+from prorl_gym.free_ports import free_ports
 from prorl_gym.sandbox.config import ImagesConfig
 from prorl_gym.sandbox.images.registry.http import Retries
 from prorl_gym.sandbox.images.store import ImageStore
@@ -86,9 +86,7 @@ def real_registry(place: Path) -> Iterator[str]:
         if "apptainer" in os.environ.get("PRORL_GYM_REQUIRE", ""):
             pytest.fail("docker-registry is not installed; run .ci/image-tools", pytrace=False)
         pytest.skip("docker-registry is not installed (.ci/image-tools)")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     settings = place / "registry.yml"
     settings.write_text(
         f"version: 0.1\nlog: {{level: info}}\nstorage: {{filesystem: {{rootdirectory: {place}/registry}}}}\n"

@@ -1,6 +1,7 @@
 """Measures how long an event loop does not come round, without counting what the machine is busy with elsewhere."""
 
 import asyncio
+import gc
 import os
 import time
 from contextlib import suppress
@@ -15,7 +16,7 @@ class LoopWatch:
 
     Time that a thread of this process was ready to run and had no processor is subtracted: other programs cause that,
     and the loop waits for a thread that has the interpreter's lock. So is time for which a virtual machine's processors
-    were taken away.
+    were taken away. And what the process of the tests held before is no garbage to be looked for meanwhile.
     """
 
     def __init__(self) -> None:
@@ -24,6 +25,8 @@ class LoopWatch:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "LoopWatch":
+        gc.collect()
+        gc.freeze()
         self._task = asyncio.create_task(self._watch())
         await asyncio.sleep(0)
         return self
@@ -34,6 +37,7 @@ class LoopWatch:
         assert self._task is not None
         await asyncio.sleep(0)  # a stall that has just ended is measured before the watch ends
         self._task.cancel()
+        gc.unfreeze()
         await asyncio.wait([self._task])
 
     async def _watch(self) -> None:

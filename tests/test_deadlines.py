@@ -1,13 +1,15 @@
 """Deadlines that stand still."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 from virtual_time import virtually
 
-from prorl_gym.deadlines import Deadline, current_deadline, hold_uncharged, paused_deadline
+from prorl_gym import deadlines
+from prorl_gym.deadlines import Deadline, Timeout, current_deadline, hold_uncharged, paused_deadline
 
 
 async def forever() -> None:
@@ -147,3 +149,34 @@ async def test_held_time_is_not_refunded_again():
             deadline.refund(before)
         assert deadline.charged_seconds < 0.05
     assert 0.05 <= deadline.paused_seconds < 0.1
+
+
+@pytest.mark.parametrize("kind", [Timeout, Deadline])
+async def test_time_for_which_the_process_stood_still_is_not_counted(
+    kind: type[Timeout], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(deadlines, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(deadlines, "_STANDSTILL_SECONDS", 0.1)
+    async with kind(0.2):
+        asyncio.get_running_loop().call_soon(time.sleep, 0.5)
+        await asyncio.sleep(0.15)
+    timeout = kind(0.2)
+    with pytest.raises(TimeoutError):
+        async with timeout:
+            asyncio.get_running_loop().call_soon(time.sleep, 0.5)
+            await forever()
+    assert timeout.expired()
+
+
+async def test_a_paused_deadline_counts_a_standstill_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(deadlines, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(deadlines, "_STANDSTILL_SECONDS", 0.1)
+    async with Deadline(5.0) as deadline:
+        with paused_deadline():
+            asyncio.get_running_loop().call_soon(time.sleep, 0.5)
+            await asyncio.sleep(0.55)
+        assert 0.5 <= deadline.paused_seconds < 0.9
+        before = deadline.charged_seconds
+        asyncio.get_running_loop().call_soon(time.sleep, 0.5)
+        await asyncio.sleep(0.55)
+        assert deadline.charged_seconds - before < 0.4

@@ -43,6 +43,10 @@ class CommandConfig(ConfigModel):
     answer_key: tuple[str, ...] = ()
     """Where the answer is in that file, if it is JSON: a key for each level."""
 
+    side_calls: tuple[str, ...] = ()
+    """Words, in any case, of the system messages that open calls without tools which serve the program itself: titles,
+    summaries. They are not trained by default."""
+
     def sandbox_mounts(self) -> tuple[Mount, ...]:
         return tuple(Mount(source, target) for target, source in self.mounts.items())
 

@@ -37,6 +37,7 @@ from prorl_gym.rollout.scheduling.runner import InProcessRunner
 from prorl_gym.rollout.service import RolloutService
 from prorl_gym.sandbox.backend_selection import open_backend
 from prorl_gym.sandbox.protocol import SandboxBackend
+from prorl_gym.settings import RolloutSettings, resolve_settings
 from prorl_gym.trainers.responses_items import messages_from_items
 
 _LOG = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ async def build_service(config: ServiceConfig) -> LoadedService:
         for updater in weight_updaters.values():
             owned.push_async_callback(updater.close)
         await _warn_of_unhealthy(pool)
+        await _warn_of_short_calls(pool, inference.request_seconds)
         served = await ledger.policy_versions()  # engines outlive the service and keep their weights
         for one in pools:
             one.set_version(served.get(one.name, 0))
@@ -211,6 +213,21 @@ async def _warn_of_unhealthy(pool: EnginePool) -> None:
     for name, health in (await pool.check_health()).items():
         if not health.ok:
             _LOG.warning("engine %s is not well yet: %s", name, health.detail)
+
+
+async def _warn_of_short_calls(pool: EnginePool, request_seconds: float) -> None:
+    """Warn where a turn of the default length takes longer than a call may: such rollouts end without a reward."""
+    tokens = resolve_settings(RolloutSettings()).max_turn_tokens
+    for name, per_token in (await pool.measure_paces()).items():
+        if tokens * per_token > request_seconds:
+            what = "engine %s: %d tokens ('max_turn_tokens') take %.0f s at its pace, and a call %g s at most"
+            _LOG.warning(
+                f"{what} ('request_seconds'): raise that, or lower 'max_turn_tokens'",
+                name,
+                tokens,
+                tokens * per_token,
+                request_seconds,
+            )
 
 
 def build_runner(

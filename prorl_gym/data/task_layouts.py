@@ -156,7 +156,7 @@ def read_task(folder: Path, options: ImportOptions) -> ImportedTask:
 def _read_harbor(folder: Path, options: ImportOptions) -> ImportedTask:
     try:
         table = tomllib.loads(read_text(folder / "task.toml"))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
         raise ConfigError(f"{folder}/task.toml: not valid TOML ({error}).", "Mend it.") from None
     left_out = sorted(_LEFT_OUT & table.keys())
     environment: Any = table.get("environment")
@@ -213,10 +213,10 @@ def _read_terminal_bench(folder: Path, options: ImportOptions) -> ImportedTask:
 
     try:
         given: Any = yaml.safe_load(read_text(folder / "task.yaml"))
-        table = cast(dict[str, Any], given) if isinstance(given, dict) else {}
-        task = _TerminalBenchTask.model_validate({k: v for k, v in table.items() if k not in _LEFT_OUT_OF_BENCH})
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{folder}/task.yaml: not valid YAML ({error}).", "Mend it.") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{folder}/task.yaml: not valid YAML ({str(error)[:300]}).", "Mend it.") from None
+    table = cast(dict[str, Any], given) if isinstance(given, dict) else {}
+    task = _TerminalBenchTask.model_validate({k: v for k, v in table.items() if k not in _LEFT_OUT_OF_BENCH})
     if task.parser_name != "pytest" and not options.test_command:
         fix = "Only pytest's summary is read; or give --test-command, whose exit code counts."
         raise ConfigError(f"{folder}/task.yaml: parser_name '{task.parser_name[:40]}' is not known.", fix)

@@ -1,11 +1,11 @@
-"""Programs that SIGKILL ended within their limits: who sent it, the host or the program itself?
+"""Programs that SIGKILL or SIGTERM ended within their limits: who sent it, the host or the program itself?
 
 A program that runs no payload was killed from outside. Any other runs once more; a second kill counts as its own,
-unless the sandbox has no record of a SIGKILL sent inside it (``ExecResult.sigkill_evidence``).
+unless the sandbox has no record of such a signal sent inside it (``ExecResult.kill_evidence``).
 """
 
 from collections.abc import Awaitable, Callable
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM
 
 from prorl_gym.errors import Evidence, SandboxError
 from prorl_gym.sandbox.protocol import ExecResult
@@ -21,8 +21,8 @@ def unexplained_kill_error(what: str, evidence: Evidence) -> SandboxError:
 
 
 def was_killed(result: ExecResult) -> bool:
-    """Whether SIGKILL ended a program, or a part of it that its shell reports, and no limit explains that."""
-    return result.exit_code == 128 + SIGKILL and not result.timed_out and result.breach is None
+    """Whether one of them ended a program, or a part of it that its shell reports, and no limit explains that."""
+    return result.exit_code in (128 + SIGKILL, 128 + SIGTERM) and not result.timed_out and result.breach is None
 
 
 def raise_if_killed(result: ExecResult, what: str) -> ExecResult:
@@ -45,6 +45,6 @@ async def run_with_kill_retry(run: Callable[[], Awaitable[ExecResult]]) -> ExecR
     if not was_killed(result):
         return result
     result = await run()
-    if was_killed(result) and result.sigkill_evidence is not None:
-        raise unexplained_kill_error("a program", result.sigkill_evidence)
+    if was_killed(result) and result.kill_evidence is not None:
+        raise unexplained_kill_error("a program", result.kill_evidence)
     return result

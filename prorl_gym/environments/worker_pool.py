@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ import prorl_gym
 from prorl_gym.deadlines import hold_uncharged
 from prorl_gym.environments.worker_main import LENGTH, MAX_MESSAGE
 
-START_SECONDS = 120.0
-"""Longest start of a worker with its imports, on a busy machine."""
-
-WALL_FACTOR = 12.0
-"""Wall clock allowed per second of CPU time; reached only when the machine gives a worker almost none."""
+STUCK_SECONDS = 10.0
+"""A worker that for so long neither ran nor waited for a processor hangs, however busy the machine is."""
+START_STUCK_SECONDS = 60.0
+"""The same while it starts: its imports may come from a slow disk."""
+_TICK_SECONDS = 1.0
 
 # Loads the service's own package, whatever else is installed under its name. The folder next to it is appended to the
 # path, not prepended: it must not shadow the standard library.
@@ -51,7 +51,7 @@ class WorkerTimeoutError(WorkerError):
 
 
 class WorkerStuckError(WorkerError):
-    """The request used up its wall clock without using its CPU time; the worker was killed."""
+    """The worker hung without using CPU time, and was killed."""
 
 
 class WorkerDiedError(WorkerError):
@@ -86,7 +86,7 @@ class WorkerPool:
         The wait for a worker is charged to no deadline. Raises a subclass of ``WorkerError``.
         """
         async with self._acquire_worker() as worker:
-            answer = await worker.request({"body": body, "cpu_seconds": cpu_seconds}, cpu_seconds * WALL_FACTOR)
+            answer = await worker.request({"body": body, "cpu_seconds": cpu_seconds})
             if "error" in answer:
                 raise WorkerFailedError(answer["error"])
         return answer["result"]
@@ -137,9 +137,8 @@ class _Worker:
             theirs.close()
         worker = cls(process, ours)
         try:
-            async with asyncio.timeout(START_SECONDS):
-                hello = await worker._receive()
-        except (TimeoutError, ConnectionError, ValueError) as error:
+            hello = await worker._wait_for(worker._receive(), START_STUCK_SECONDS)
+        except (WorkerStuckError, ConnectionError, ValueError) as error:
             worker.kill()
             raise WorkerUnavailableError(f"it did not report ({type(error).__name__})") from None
         except BaseException:
@@ -150,17 +149,12 @@ class _Worker:
             raise WorkerUnavailableError(str(hello.get("failed", hello))[:300])
         return worker
 
-    async def request(self, message: Any, wall_seconds: float) -> dict[str, Any]:
+    async def request(self, message: Any) -> dict[str, Any]:
+        body = json.dumps(message).encode()
+        if len(body) > MAX_MESSAGE:
+            raise WorkerFailedError(f"a request of {len(body)} bytes is over {MAX_MESSAGE}")
         try:
-            async with asyncio.timeout(wall_seconds):
-                body = json.dumps(message).encode()
-                if len(body) > MAX_MESSAGE:
-                    raise WorkerFailedError(f"a request of {len(body)} bytes is over {MAX_MESSAGE}")
-                loop = asyncio.get_running_loop()
-                await loop.sock_sendall(self._connection, LENGTH.pack(len(body)) + body)
-                return await self._receive()
-        except TimeoutError:
-            raise WorkerStuckError(f"no answer in {wall_seconds:g} seconds") from None
+            return await self._wait_for(self._exchange(body), STUCK_SECONDS)
         except (ConnectionError, ValueError):
             status = self.kill()
             if status == -signal.SIGPROF:
@@ -172,6 +166,34 @@ class _Worker:
         self._connection.close()
         self.process.kill()  # does nothing to one that has ended
         return self.process.wait()
+
+    async def _wait_for(self, work: Coroutine[Any, Any, dict[str, Any]], stuck_seconds: float) -> dict[str, Any]:
+        """Return what comes of an exchange. Raises ``WorkerStuckError`` once the worker hangs for so long."""
+        exchange = asyncio.ensure_future(work)
+        try:
+            idle, worked = 0.0, self._worked_seconds()
+            while not (await asyncio.wait({exchange}, timeout=min(_TICK_SECONDS, stuck_seconds)))[0]:
+                # A tick counts as one, however late it comes: this process may have stood still.
+                before, worked = worked, self._worked_seconds()
+                idle = 0.0 if worked > before else idle + min(_TICK_SECONDS, stuck_seconds)
+                if idle >= stuck_seconds:
+                    raise WorkerStuckError(f"it neither ran nor waited for a processor for {stuck_seconds:g} seconds")
+            return exchange.result()
+        finally:
+            exchange.cancel()
+            await asyncio.wait({exchange})  # until then the loop watches a descriptor that ``kill`` closes
+
+    def _worked_seconds(self) -> float:
+        """Return for how long the worker has run or waited for a processor (proc_pid_schedstat(5))."""
+        try:
+            running, waiting, _ = Path(f"/proc/{self.process.pid}/schedstat").read_text(encoding="ascii").split()
+        except OSError:  # it has ended
+            return 0.0
+        return (int(running) + int(waiting)) / 1e9
+
+    async def _exchange(self, body: bytes) -> dict[str, Any]:
+        await asyncio.get_running_loop().sock_sendall(self._connection, LENGTH.pack(len(body)) + body)
+        return await self._receive()
 
     async def _receive(self) -> dict[str, Any]:
         length = LENGTH.unpack(await self._receive_exactly(LENGTH.size))[0]

@@ -16,9 +16,8 @@ from prorl_gym.errors import ConfigError
 from prorl_gym.gateway.history import as_list
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
 
-MAX_OBJECTS = 200_000
-"""New in one body: each costs time to read."""
-
+_VALUES, _VALUES_PER_MESSAGE = 100_000, 16
+"""New values of one body, or commas in its texts: a value takes up to a hundred times its bytes."""
 _KEPT = 16
 """Bodies kept: the last ones of some agents at the same time."""
 _KEPT_BYTES = 32 << 20
@@ -57,12 +56,21 @@ class ReadBody:
     key: str
     known: Sequence[HistoryEntry]
     keep: Callable[[Sequence[HistoryEntry]], None]
+    max_messages: int
+    size: int
+    """Bytes of it."""
 
     def read_history(
         self, items: object, read_items: Callable[[list[Any]], Sequence[HistoryEntry]]
     ) -> Sequence[HistoryEntry]:
-        """Return the entries of the whole history, given the new items. Raises ``ConfigError`` if there are none."""
-        entries = [*self.known, *read_items(as_list(items) or [])]
+        """Return the entries of the whole history, given the new items.
+
+        Raises ``ConfigError`` if there are none, or more than a context holds.
+        """
+        new = as_list(items) or []
+        if len(self.known) + len(new) > self.max_messages:
+            raise ConfigError(f"{self.key}: more than {self.max_messages}, which no context holds.", "Send fewer.")
+        entries = [*self.known, *read_items(new)]
         if not entries:
             raise ConfigError(f"{self.key}: there are none.", "Send at least one.")
         self.keep(entries)
@@ -70,9 +78,10 @@ class ReadBody:
 
 
 class BodyReader:
-    """Reads the bodies of one program."""
+    """Reads the bodies of one program. ``max_messages``: in one history."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_messages: int) -> None:
+        self._max_messages = max_messages
         self._known: tuple[_KnownBody, ...] = ()
 
     def count_new(self, path: str, raw: bytes) -> int:
@@ -83,13 +92,14 @@ class BodyReader:
     def read(self, path: str, key: str, raw: bytes) -> ReadBody:
         """Read what is new in the history of a body, under ``key``. Several threads may call this at once.
 
-        Raises ``ValueError`` or ``RecursionError`` if it is no JSON object, or has too many objects.
+        Raises ``ValueError`` or ``RecursionError`` if it is no JSON object, or has too many values.
         """
         raw = _CACHE_CONTROL.sub(b"", raw)
         known = self._find_known(path, raw)
         begin, digest = (0, blake2b(path.encode(), digest_size=16)) if known is None else (len(known.raw), known.digest)
-        if raw.count(b"{", begin) > MAX_OBJECTS:
-            raise ValueError(f"more than {MAX_OBJECTS} objects")
+        most = _VALUES + _VALUES_PER_MESSAGE * self._max_messages
+        if raw.count(b",", begin) > most:
+            raise ValueError(f"more than {most} values")
         text, digest = raw[begin:].decode("utf-8", "surrogatepass"), digest.copy()
         if known is None:
             places = islice(re.finditer(rf'"{key}"\s*:\s*(?=\[)', text), _MAX_PLACES)
@@ -100,7 +110,7 @@ class BodyReader:
         if found is None:
             fields = _as_object(json.loads(raw))
             digest.update(_encode_without(fields, _STREAM_FIELDS))
-            return ReadBody(fields, digest.digest(), key, (), lambda entries: None)
+            return ReadBody(fields, digest.digest(), key, (), lambda entries: None, self._max_messages, len(raw))
         fields, head, rest = found
         if known is None:
             begin = len(head.encode("utf-8", "surrogatepass"))
@@ -120,7 +130,8 @@ class BodyReader:
                     del kept[0]
                 self._known = tuple(kept)
 
-        return ReadBody(fields, whole.digest(), key, () if known is None else known.entries, keep)
+        entries = () if known is None else known.entries
+        return ReadBody(fields, whole.digest(), key, entries, keep, self._max_messages, len(raw))
 
     def _find_known(self, path: str, raw: bytes) -> _KnownBody | None:
         longest_first = sorted(self._known, key=lambda one: len(one.raw), reverse=True)

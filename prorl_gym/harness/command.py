@@ -12,7 +12,7 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from errno import EADDRINUSE
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM
 from socket import socket
 from string import Template
 from typing import Any, cast
@@ -108,8 +108,8 @@ class CommandAgent:
             artifacts.log = "[The program was stopped.]"
             ended = await self._watch(sandbox, argv, env)
         artifacts.log = f"[The program ended with exit code {ended.exit_code}.]"
-        if ended.exit_code == 128 + SIGKILL and ended.sigkill_evidence is not None:
-            raise SandboxError.from_evidence(ended.sigkill_evidence, "The agent program was killed from outside.")
+        if ended.exit_code in (128 + SIGKILL, 128 + SIGTERM) and ended.kill_evidence is not None:
+            raise SandboxError.from_evidence(ended.kill_evidence, "The agent program was killed from outside.")
 
     async def _watch(self, sandbox: Sandbox, argv: Sequence[str], env: Mapping[str, str]) -> ExecResult:
         """Return how the program ended; raise why the gateway stopped, and kill the program then."""

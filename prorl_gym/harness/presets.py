@@ -30,6 +30,7 @@ _CLAUDE_CODE = Preset(
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
             "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
         },
+        side_calls=("you are a helpful ai assistant tasked with summarizing conversations",),
     ),
 )
 
@@ -158,6 +159,7 @@ _OPENCODE = Preset(
             "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
         },
         files={"$home/.config/opencode/opencode.json": json.dumps(_OPENCODE_SETTINGS)},
+        side_calls=("you are a title generator", "you are a context summarization agent"),
     ),
 )
 
@@ -205,6 +207,7 @@ _QWEN_CODE = Preset(
             *("--auth-type", "openai", "--output-format", "json"),
         ),
         env={"OPENAI_BASE_URL": "$url/v1", "OPENAI_API_KEY": "$token", "OPENAI_MODEL": "$model"},
+        side_calls=("you are the component that summarizes a conversation",),
     ),
 )
 

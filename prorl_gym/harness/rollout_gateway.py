@@ -19,15 +19,16 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from prorl_gym.concurrency import Slot
 from prorl_gym.errors import ConfigError, EngineError, FailureKind, LimitReached, RolloutError, TaskError
 from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn, error_body
 from prorl_gym.gateway.model_call import ModelCall, SamplingParams
 from prorl_gym.harness.body_reader import BodyReader, ReadBody
 from prorl_gym.harness.messages import MESSAGES
 from prorl_gym.harness.wires import CHAT, RESPONSES, Wire, kind_of, lineage_of
-from prorl_gym.inference.tokens.chat_codec import ChatCodec, encode_off_loop
+from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.harness_call import HarnessCall
-from prorl_gym.inference.tokens.harness_session import HarnessSession
+from prorl_gym.inference.tokens.harness_session import TOKENS_PER_MESSAGE, HarnessSession
 from prorl_gym.logs import redact
 from prorl_gym.records import Message
 from prorl_gym.settings import ResolvedSettings
@@ -38,16 +39,25 @@ WIRES = {"/v1/chat/completions": CHAT, "/v1/responses": RESPONSES, "/v1/messages
 """By the path of their calls."""
 MODEL = "policy"
 """Name of the model in answers. Requests may name any."""
-MAX_BODY_BYTES = 16 << 20
-MAX_CONNECTIONS = 128
+BODY_BYTES = 4 << 20
+"""Of a body, beside those of what the context holds."""
+_BYTES_PER_TOKEN = 32
+"""Of a body as JSON."""
+MAX_CONNECTIONS = 64
+"""And at most ``_BACKLOG`` more, which have come at the same time."""
+_BACKLOG = 16
 MAX_CALLS = 32
 """Calls at the same time."""
+MAX_HELD_BYTES = 64 << 20
+"""Of the bodies whose calls run, and of their new messages."""
+_MESSAGE_BYTES = 1 << 10
+"""That a message takes beside its text."""
 MAX_UNDELIVERED = 32
 """Answers kept that no request has received; the oldest is dropped."""
 MAX_FAILURES = 3
 """Calls in a row that fail by our fault; then the rollout does."""
 
-_LONG_BODY = 1 << 20
+_LONG_BODY = 64 << 10
 """Bytes beyond which what is new in a body is not read on the event loop (some milliseconds)."""
 _BODY_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
@@ -144,18 +154,22 @@ class RolloutGateway:
     The sampling and limits of ``settings`` hold, whatever the program asks for.
     """
 
-    def __init__(self, session: HarnessSession, codec: ChatCodec, settings: ResolvedSettings) -> None:
+    def __init__(
+        self, session: HarnessSession, codec: ChatCodec, settings: ResolvedSettings, side_calls: Sequence[str] = ()
+    ) -> None:
         self.token = secrets.token_urlsafe(32)
         """Bearer token, which opens this rollout only."""
         self.omitted: Counter[str] = Counter()
         """Parts left out of calls, by name: hosted tools, parts that are no text."""
         self._session = session
-        self._codec = codec
+        self._side_calls = side_calls
         self._form = AnswerFormat(MODEL, codec, with_tokens=False, with_reasoning=True)
         self._sampling = SamplingParams(
             settings.temperature, settings.top_p, settings.max_turn_tokens, settings.top_k, settings.seed
         )
-        self._bodies = BodyReader()
+        self._bodies = BodyReader(session.context_limit // TOKENS_PER_MESSAGE)
+        self._reading = Slot()
+        self._held_bytes = 0
         self._calls = SharedCalls(copy_context())
         self._unanswered: dict[bytes, RolloutError] = {}
         """Calls that failed by our fault and were not answered since, by the digest of their bodies."""
@@ -176,17 +190,20 @@ class RolloutGateway:
         loop = asyncio.get_running_loop()
         self._calls = SharedCalls(copy_context())
         self._stop_reason = loop.create_future()
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
+        longest = BODY_BYTES + _BYTES_PER_TOKEN * self._session.context_limit
+        app = web.Application(client_max_size=longest, middlewares=[self._guard])
         for path, wire in WIRES.items():
             app.router.add_post(path, partial(self._answer, wire))
         app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/", self._answer_root)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, keepalive_timeout=_IDLE_SECONDS)
+        runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, keepalive_timeout=_IDLE_SECONDS, auto_decompress=False
+        )
         await runner.setup()
         http = cast("web.Server", runner.server)
         server = await loop.create_server(
-            lambda: http() if len(http.connections) < MAX_CONNECTIONS else _Dropped(), sock=listener
+            lambda: http() if len(http.connections) < MAX_CONNECTIONS else _Dropped(), sock=listener, backlog=_BACKLOG
         )
         try:
             yield
@@ -216,8 +233,11 @@ class RolloutGateway:
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         may_enter = secrets.compare_digest(given.encode(errors="replace"), self.token.encode())
+        await asyncio.sleep(0)  # requests that wait for nothing, sent in one piece, would keep the loop
         if request.path != "/" and not may_enter:
             return _error(401, "this token does not open the rollout.\nSend the one that the program was given.")
+        if "Content-Encoding" in request.headers:  # a megabyte of it may be a gigabyte
+            return _error(415, "the body is compressed.\nSend it as it is.")
         try:
             return await handler(request)
         except web.HTTPException as refused:
@@ -242,20 +262,20 @@ class RolloutGateway:
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         _, call = await self._read(MESSAGES, request)
-        shown = [entry.message for entry in call.entries]
-        characters = sum(len(message.content) for message in shown)
-        ids = await encode_off_loop(characters, partial(self._codec.encode_prompt, shown, call.tools))
-        return web.json_response({"input_tokens": len(ids)})
+        count = await self._session.count_tokens(HarnessCall(call.entries, call.tools))
+        return web.json_response({"input_tokens": count})
 
     async def _answer(self, wire: Wire, request: web.Request) -> web.StreamResponse:
         body, asked = await self._read(wire, request)
         assert self._stop_reason is not None
         if self._stop_reason.done():
             raise self._stop_reason.result()
-        if body.digest not in self._calls and self._calls.running >= MAX_CALLS:
-            return _error(503, f"more than {MAX_CALLS} calls at the same time.\nWait for an answer.")
+        is_full = body.digest not in self._calls and self._calls.running >= MAX_CALLS
+        size = body.size + _MESSAGE_BYTES * (len(asked.entries) - len(body.known))
+        if is_full or self._held_bytes + size > MAX_HELD_BYTES:
+            return _error(503, "too many calls at the same time.\nWait for an answer.")
         make = partial(self._make_call, body.digest, asked, request.headers)
-        async with self._calls.join(body.digest, make) as call:
+        async with self._held(size), self._calls.join(body.digest, make) as call:
             if body.fields.get("stream") is True:
                 return await self._stream(wire, body.fields, call, request)
             await asyncio.wait({call.task})
@@ -266,7 +286,20 @@ class RolloutGateway:
             call.is_delivered = True
             return response
 
+    @asynccontextmanager
+    async def _held(self, size: int) -> AsyncGenerator[None]:
+        """Count what a body takes while a request has it."""
+        self._held_bytes += size
+        try:
+            yield
+        finally:
+            self._held_bytes -= size
+
     async def _read(self, wire: Wire, request: web.Request) -> tuple[ReadBody, ModelCall]:
+        """Read a body, one at a time: the others wait in their sockets."""
+        return await self._reading.run(partial(self._read_now, wire, request))
+
+    async def _read_now(self, wire: Wire, request: web.Request) -> tuple[ReadBody, ModelCall]:
         async with asyncio.timeout(_BODY_SECONDS):
             raw = await request.read()
         read = partial(self._read_body, wire, request.path, raw)
@@ -298,7 +331,7 @@ class RolloutGateway:
             may_call_tools=call.may_call_tools,
             single_tool_call=call.single_tool_call,
             lineage=lineage_of(headers),
-            kind=kind_of(call.entries, has_tools=bool(call.tools)),
+            kind=kind_of(call.entries, self._side_calls, has_tools=bool(call.tools)),
         )
         try:
             turn = await self._session.answer(asked)

@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import takewhile
 from typing import Any
 
 from prorl_gym.errors import ConfigError
@@ -162,50 +162,23 @@ CHAT = Wire("messages", _read_chat, chat_completions.write_answer, chat_completi
 RESPONSES = Wire("input", _read_responses, responses.write_answer, responses.open_events)
 
 
-# Side calls by their words, sub-agents by their headers. A program calls the model for its own purposes too: a title, a
-# summary, a classification. These are no turns of the agent, so by default they are not trained. Each is known by words
-# that its program writes, in a call without tools.
-
-_SIDE_CALL_WORDS: Mapping[str, Sequence[str]] = {
-    "Claude Code": (
-        "analyze if this message indicates a new conversation topic",
-        "sentence-case title",
-        "summarize this coding conversation in under 50 characters",
-        "create a detailed summary of the conversation so far",
-        "extract any file paths that this command reads or modifies",
-        "your task is to process bash commands that an ai coding agent wants to run",
-    ),
-    "Codex": ("context checkpoint compaction",),
-    "OpenCode": ("you are a title generator", "context summarization agent"),
-    "OpenHands": ("context-aware state summary", "generates concise, descriptive titles"),
-    "Qwen Code": (
-        "summarizes internal chat history into a given structure",
-        "*only* the content and structure of your immediately preceding response",
-    ),
-}
-"""By program: words in its system messages, or in its last message, in any case."""
-
 _LINEAGE_HEADERS = (
     ("x-claude-code-agent-id", "x-claude-code-parent-agent-id", False),
     ("x-session-id", "x-parent-session-id", True),  # OpenCode
 )
 """Headers that name the agent of a call and its parent; whether the main agent is named too, but has no parent."""
 
-_MAX_SEARCHED = 32 << 10
-"""Characters of a message that are searched: the words stand at its beginning or end."""
-
 _MAX_ID = 128
 
 
-def kind_of(entries: Sequence[HistoryEntry], *, has_tools: bool) -> CallKind:
-    """Return whether a call is a side call of a known program."""
-    if has_tools:
-        return "main"
-    system = [entry.message.content for entry in entries if entry.message.role == "system"]
-    shown = (*system, entries[-1].message.content)
-    texts = [f"{text[:_MAX_SEARCHED]}\n{text[-_MAX_SEARCHED:]}".lower() for text in shown]
-    known = chain.from_iterable(_SIDE_CALL_WORDS.values())
-    return "side" if any(words in text for words in known for text in texts) else "main"
+def kind_of(entries: Sequence[HistoryEntry], words: Sequence[str], *, has_tools: bool) -> CallKind:
+    """Return whether a call serves the program itself, with a title or a summary: it is not trained by default.
+
+    It has no tools, and one of these words in the system messages that it opens with: only the program writes there.
+    """
+    opening = takewhile(lambda entry: entry.message.role == "system", entries)
+    texts = [entry.message.content.lower() for entry in opening] if words and not has_tools else []
+    return "side" if any(one.lower() in text for one in words for text in texts) else "main"
 
 
 def lineage_of(headers: Mapping[str, str]) -> Lineage:

@@ -127,16 +127,20 @@ class ModelMissing(EngineError):
 
 
 class CallTimedOut(EngineError):
-    """The engine did not answer within the time that a call may take."""
+    """The engine did not answer within the time that a call may take.
 
-    def __init__(self, address: str, seconds: float) -> None:
+    ``expected``: seconds that so many ``tokens`` take at its pace, where it samples. Another engine is not faster then,
+    and what the call would have said measures no policy.
+    """
+
+    def __init__(self, address: str, seconds: float, tokens: int = 0, expected: float = 0.0) -> None:
+        self.in_progress = expected > 0
+        pace = f" At its pace {tokens} tokens take {expected:.0f} s." if self.in_progress else ""
         super().__init__(
             FailureKind.ENGINE_TIMEOUT,
-            f"engine {address}: no answer within {seconds:g} s.",
+            f"engine {address}: no answer within {seconds:.3g} s.{pace}",
             "Raise 'request_seconds', or lower 'max_turn_tokens' or the load.",
         )
-        self.in_progress = False
-        """Set by a pool: the engine samples, but at its pace the call takes longer. Another one would not be faster."""
 
 
 class EngineOverloaded(EngineError):

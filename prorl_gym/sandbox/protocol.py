@@ -90,8 +90,8 @@ class ExecResult:
     seconds: float = 0.0
     breach: Breach | None = None
     """The limit it ran into, as far as that is known; see ``limit_breach``."""
-    sigkill_evidence: Evidence | None = None
-    """Evidence about a SIGKILL that ended a part of it, if nothing in the sandbox sent one and no limit explains it.
+    kill_evidence: Evidence | None = None
+    """Evidence about a SIGKILL or SIGTERM that ended a part of it, if nothing inside sent one and no limit explains it.
     ``None``: there was none, or the payload may have sent it."""
 
 

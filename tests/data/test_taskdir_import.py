@@ -222,6 +222,11 @@ def test_a_dockerfile_that_shows_the_tests_is_refused(line: str, tmp_path: Path)
         ({"instruction_dot_md": "# canary\n"}, "'question' is wrong"),
         ({"tests__test_dot_sh": None}, "There is no tests/test.sh"),
         ({"task_dot_toml": "a = ["}, "not valid TOML"),
+        *(
+            ({"task_dot_toml": f"[environment]\ndocker_image = '{image}'"}, f"'{image[:80]}' is no image of a registry")
+            for image in ("/etc", "file:///etc/passwd", "docker-daemon://x", "../x", "scratch", "a b")
+        ),
+        ({"environment__Dockerfile": "FROM scratch\nWORKDIR /app\n"}, "'scratch' is no image of a registry"),
         ({"task_dot_toml": "[verifier]\ntimeout_sec = 'x'"}, "'verifier.timeout_sec' is wrong"),
         ({"task_dot_toml": "[environment]\nmemory = 'much'"}, "'environment.memory' is wrong"),
         ({"task_dot_toml": "[[steps]]\nname = 'a'"}, "several steps"),
@@ -325,6 +330,35 @@ def test_too_much_is_refused(tmp_path: Path) -> None:
     with open(folder / "environment" / "data" / "big", "wb") as file:
         file.truncate(40 << 20)
     assert "larger than 32 MiB" in refusal(folder, run="setup")
+
+
+HOSTILE: dict[str, tuple[dict[str, str | None], str]] = {
+    "continued lines": ({"environment__Dockerfile": "FROM a\nRUN x \\\n" + "\\\n" * 200_000}, "larger than 256 KiB"),
+    "name of an image": ({"environment__Dockerfile": f"FROM {'a' * 200_000}\nWORKDIR /a\n"}, "no image of a registry"),
+    "doubled variables": (
+        {"environment__Dockerfile": "FROM a\nENV A=0123456789\n" + "ENV A=$A$A\n" * 40},
+        "more than 64 KiB out of variables",
+    ),
+    "digits": ({"task_dot_toml": f"a = {'1' * 100_000}"}, "not valid TOML"),
+    "nested tables": ({"task_dot_toml": f"a = {'[' * 50_000}"}, "not valid TOML"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_task_is_refused_by_its_file(case: str, tmp_path: Path) -> None:
+    changes, message = HOSTILE[case]
+    assert message in refusal(write_task(tmp_path / "sum", HARBOR, **changes), run="setup")
+
+
+@pytest.mark.parametrize("value", ["1" * 100_000, "[" * 5_000], ids=["digits", "nested"])
+def test_a_hostile_task_of_terminal_bench_is_refused_by_its_file(value: str, tmp_path: Path) -> None:
+    assert "task.yaml: not valid YAML" in refusal(write_task(tmp_path / "word", BENCH, task_dot_yaml=f"a: {value}"))
+
+
+def test_directories_in_one_another_are_bounded(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "sum", HARBOR)
+    (folder / "tests" / "/".join("d" * 200)).mkdir(parents=True)
+    assert "more than 100 directories deep" in refusal(folder, run="setup")
 
 
 def test_the_command_writes_what_it_can_and_reports_the_rest(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def play(*said: bytes | SandboxError, exit_code: int = 0, sigkill: Evidence | No
         text = left.pop(0)
         if isinstance(text, SandboxError):
             raise text
-        return ExecResult(exit_code, text, b"sh: python3: not found", sigkill_evidence=sigkill)
+        return ExecResult(exit_code, text, b"sh: python3: not found", kill_evidence=sigkill)
 
     backend = FakeBackend(SandboxScript(on_exec=answer, on_start=start))
     return backend

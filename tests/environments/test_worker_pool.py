@@ -1,12 +1,15 @@
 """The pool of grader processes: what each misbehaviour costs, and that nothing is left behind."""
 
 import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from prorl_gym.deadlines import Deadline
+from prorl_gym.environments import worker_pool
 from prorl_gym.environments.worker_pool import (
     WorkerDiedError,
     WorkerFailedError,
@@ -51,11 +54,20 @@ async def test_cpu_time_is_counted_for_each_request(pool: WorkerPool):
     assert await pool.call("pid", cpu_seconds=5) == first
 
 
-async def test_stuck_worker_is_killed(pool: WorkerPool):
-    first = await pool.call("pid", cpu_seconds=5)
-    with pytest.raises(WorkerStuckError):
-        await pool.call("sleep", cpu_seconds=0.03)
-    assert gone(first)
+async def test_a_hung_worker_costs_one_grading(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker_pool, "STUCK_SECONDS", 0.3)
+    first, second = await asyncio.gather(*(pool.call("pid", cpu_seconds=5) for _ in range(2)))
+    for pid in {first, second}:
+        os.kill(pid, signal.SIGSTOP)
+    answers = await asyncio.gather(*(pool.call("pid", cpu_seconds=600) for _ in range(4)), return_exceptions=True)
+    assert sum(isinstance(answer, WorkerStuckError) for answer in answers) == len({first, second})
+    assert gone(first) and gone(second)
+
+
+async def test_a_worker_that_works_is_not_given_up(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker_pool, "STUCK_SECONDS", 0.1)
+    with pytest.raises(WorkerTimeoutError):
+        await pool.call("loop", cpu_seconds=0.6)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +103,13 @@ async def test_calls_wait_for_their_turn(pool: WorkerPool):
     assert len(set(pids)) <= 2
 
 
-async def test_the_wait_for_a_worker_is_charged_to_no_deadline():
+async def test_the_wait_for_a_worker_is_charged_to_no_deadline(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker_pool, "STUCK_SECONDS", 0.6)
     workers = WorkerPool(TARGET, size=1, memory=256 << 20, folders=[Path(__file__).parent])
 
     async def hold_the_worker() -> None:
         with pytest.raises(WorkerStuckError):
-            await workers.call("sleep", cpu_seconds=0.05)
+            await workers.call("sleep", cpu_seconds=5)
 
     async def grade() -> Deadline:
         async with Deadline(60) as deadline:

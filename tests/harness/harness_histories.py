@@ -91,7 +91,7 @@ class Conversation:
         self.wire = wire
         self.codec = codec(name)
         self.omitted: Counter[str] = Counter()
-        self._bodies = BodyReader()
+        self._bodies = BodyReader(10_000)
         self._builder = PromptBuilder(self.codec, SegmentCache())
 
     def read(self, body: Mapping[str, Any], **form: Any) -> ModelCall:

@@ -53,7 +53,7 @@ def test_equal_calls_have_equal_digests_however_they_were_read(wire: str, data: 
         {**body, "stream": False},
         {**body, "stream": True, "stream_options": {"include_usage": True}},
     ]
-    reader, fresh = BodyReader(), BodyReader().read("/", key, json.dumps(body).encode()).digest
+    reader, fresh = BodyReader(10_000), BodyReader(10_000).read("/", key, json.dumps(body).encode()).digest
     for end in data.draw(st.lists(st.integers(1, len(history)), max_size=3)):
         read_whole(reader, {"n": 1, key: history[:end], "tools": []}, key)
     for each in data.draw(st.permutations(sent)):
@@ -70,7 +70,7 @@ def read_whole(reader: BodyReader, body: dict[str, Any], key: str) -> ReadBody:
 
 
 def test_what_is_known_is_not_read_again():
-    reader, read = BodyReader(), list[Any]()
+    reader, read = BodyReader(10_000), list[Any]()
 
     def read_items(items: list[Any]) -> list[HistoryEntry]:
         read.extend(item["n"] for item in items)
@@ -109,7 +109,7 @@ def test_marks_of_a_cache_that_move_change_nothing():
         return {"role": "user", "content": [{"type": "text", "text": text, **more}]}
 
     mark = {"cache_control": {"type": "ephemeral"}}
-    reader, form = BodyReader(), {"separators": (",", ":")}
+    reader, form = BodyReader(10_000), {"separators": (",", ":")}
     first = json.dumps({"messages": [turn("a"), turn("b", **mark)]}, **form).encode()
     body = reader.read("/", "messages", first)
     body.read_history(body.fields["messages"], lambda items: read_messages(items, Counter()))
@@ -123,7 +123,7 @@ def test_a_tools_argument_is_no_mark_of_a_cache():
     call = {"type": "tool_use", "id": "c", "name": "fetch", "input": {"url": "u", "cache_control": {"max_age": 3}}}
     said = [{"role": "assistant", "content": [call]}]
     raw = json.dumps({"messages": said}, separators=(",", ":")).encode()
-    assert BodyReader().read("/", "messages", raw).fields["messages"] == said
+    assert BodyReader(10_000).read("/", "messages", raw).fields["messages"] == said
 
 
 @pytest.mark.parametrize(
@@ -141,12 +141,12 @@ def test_a_tools_argument_is_no_mark_of_a_cache():
 )
 def test_what_is_no_json_is_refused(raw: bytes):
     with pytest.raises(ValueError):
-        BodyReader().read("/", "messages", raw)
+        BodyReader(10_000).read("/", "messages", raw)
 
 
 def test_a_body_without_a_history_is_a_body():
     nested = {"metadata": {"messages": [1]}, 'x"messages': [2], "messages": "text"}
-    body = BodyReader().read("/", "messages", json.dumps(nested).encode())
+    body = BodyReader(10_000).read("/", "messages", json.dumps(nested).encode())
     assert body.fields == nested
     with pytest.raises(ConfigError, match="messages"):
         body.read_history(body.fields["messages"], lambda items: [])
@@ -155,14 +155,14 @@ def test_a_body_without_a_history_is_a_body():
 @pytest.mark.parametrize("nested", [1, 9])
 def test_lists_of_the_same_name_elsewhere_are_no_history(nested: int):
     body = {"metadata": [{"messages": [place]} for place in range(nested)], "messages": [{"role": "user"}]}
-    read = BodyReader().read("/", "messages", json.dumps(body).encode())
+    read = BodyReader(10_000).read("/", "messages", json.dumps(body).encode())
     assert read.fields == body
-    again = read_whole(BodyReader(), body, "messages")
+    again = read_whole(BodyReader(10_000), body, "messages")
     assert (again.digest == read.digest, again.fields) == (True, body)
 
 
 def test_a_known_beginning_with_another_history_behind_it_is_read_anew():
-    reader = BodyReader()
+    reader = BodyReader(10_000)
     read_whole(reader, {"messages": [{"role": "user"}]}, "messages")
     assert reader.read("/", "messages", b'{"messages": [{"role": "user"}], "messages": [7]}').fields == {
         "messages": [7]

@@ -148,10 +148,10 @@ async def test_when_the_gateway_stops_the_program_is_killed(why: Exception, monk
 
 
 async def test_a_program_killed_from_outside_is_nobodys_policy():
-    bench = Bench(ExecResult(137, b"", b"", sigkill_evidence=Evidence.SANDBOX_LOST_UNEXPLAINED))
+    bench = Bench(ExecResult(137, b"", b"", kill_evidence=Evidence.PROGRAM_KILLED_OUTSIDE))
     with pytest.raises(RolloutError) as caught:
         await bench.run(CommandConfig(argv=("agent",)))
-    assert caught.value.evidence is Evidence.SANDBOX_LOST_UNEXPLAINED
+    assert caught.value.evidence is Evidence.PROGRAM_KILLED_OUTSIDE
 
 
 async def test_a_task_that_no_command_line_can_carry_is_refused():

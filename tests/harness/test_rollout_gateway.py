@@ -1,19 +1,21 @@
 """The model API of one rollout, over a real session and a scripted engine."""
 
 import asyncio
+import gzip
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from event_readers import join_chat, join_messages, join_responses, parse
 from harness_play import EDIT, Play, said, tool_call
 
 from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached, TaskError
-from prorl_gym.harness import body_reader, rollout_gateway
+from prorl_gym.harness import rollout_gateway
 from prorl_gym.harness.rollout_gateway import RolloutGateway
 from prorl_gym.settings import RolloutSettings, resolve_settings
 from prorl_gym.testing.inference.fake_engine import Reply
@@ -61,10 +63,10 @@ class Served:
 
 
 @asynccontextmanager
-async def served(*script: Any, **settings: Any):
+async def served(*script: Any, side_calls: Sequence[str] = (), **settings: Any):
     play = Play(script[0] if callable(script[0]) else list(script), **settings)
     limits = {key: value for key, value in settings.items() if key.startswith("max_t")}
-    gateway = RolloutGateway(play.session, play.codec, resolve_settings(RolloutSettings(**limits)))
+    gateway = RolloutGateway(play.session, play.codec, resolve_settings(RolloutSettings(**limits)), side_calls)
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with aiohttp.ClientSession() as client, gateway.serving(listener):
@@ -144,8 +146,8 @@ async def test_a_tool_that_cannot_be_shown_is_refused_with_the_fix():
 
 
 async def test_bodies_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rollout_gateway, "MAX_BODY_BYTES", 1000)
-    async with served(said("Hi.")) as one:
+    monkeypatch.setattr(rollout_gateway, "BODY_BYTES", 0)
+    async with served(said("Hi."), max_tokens=40) as one:
         async with one.post(CHAT, BODIES[CHAT] | {"user": "x" * 2000}) as got:
             assert got.status == 413
         assert (await one.call(CHAT, tools=[]))[0] == 200
@@ -161,12 +163,49 @@ async def test_heads_are_bounded(endless: str):
         assert (await one.call(CHAT))[0] == 200
 
 
-async def test_objects_of_a_body_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(body_reader, "MAX_OBJECTS", 100)
-    body = json.dumps(BODIES[CHAT] | {"user": [{}] * (body_reader.MAX_OBJECTS + 1)}).encode()
-    async with served(said("Hi.")) as one, one.post(CHAT, body) as got:
-        assert got.status == 400
-        assert "objects" in (await got.json())["error"]["message"]
+@EVERY_WIRE
+async def test_messages_that_no_context_holds_are_refused_unread(path: str):
+    key = "input" if path == "/v1/responses" else "messages"
+    async with served(said("Hi."), max_tokens=400) as one:
+        status, answer = await one.call(path, **{key: [{"role": "user", "content": {}}] * 101})
+        assert (status, "more than 100" in answer["error"]["message"]) == (400, True)
+
+
+async def test_a_compressed_body_is_refused_as_it_is():
+    async with served(said("Hi.")) as one:
+        body = gzip.compress(json.dumps(BODIES[CHAT]).encode())
+        async with one.post(CHAT, body, **{"Content-Encoding": "gzip"}) as got:
+            assert got.status == 415
+        assert one.play.engine.requests == []
+
+
+async def test_bodies_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    reading, most, read = 0, 0, web.Request.read
+
+    async def count(request: web.Request) -> bytes:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        try:
+            return await read(request)
+        finally:
+            reading -= 1
+
+    monkeypatch.setattr(web.Request, "read", count)
+    async with served(lambda request: said("Hi.")) as one:
+        padding = "x" * 500_000  # more than comes at once
+        answers = await asyncio.gather(*(one.call(CHAT, user=f"{number}{padding}") for number in range(4)))
+        assert ([status for status, _ in answers], most) == ([200] * 4, 1)
+
+
+async def test_bytes_of_bodies_whose_calls_run_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rollout_gateway, "MAX_HELD_BYTES", 9000)
+    async with served(held(), said("Hi.")) as one:
+        first = asyncio.create_task(one.call(CHAT, user="x" * 2000))
+        await one.play.engine.call_held.wait()
+        assert (await one.call(CHAT, user="x" * 5000))[0] == 503
+        assert (await one.call(CHAT, user="small"))[0] == 200
+        first.cancel()
 
 
 async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch):
@@ -362,10 +401,23 @@ async def test_a_quiet_stream_is_kept_alive(path: str, monkeypatch: pytest.Monke
         assert "still" in json.dumps(joined)
 
 
+@pytest.mark.parametrize("place", ["task", "policy", "later note"])
+async def test_words_that_the_program_did_not_open_a_call_with_decide_nothing(place: str):
+    words = "You are a title generator."
+    said_first, task = words if place == "policy" else "Main.", words if place == "task" else "Rename it."
+    opening = [{"role": "system", "content": "You edit."}, {"role": "user", "content": task}]
+    later = {"role": "system" if place == "later note" else "user", "content": words if place == "later note" else "on"}
+    async with served(said(said_first), said("Two."), side_calls=(words,)) as one:
+        await one.call(CHAT, messages=opening, tools=[])
+        shown = {"role": "assistant", "content": said_first}
+        await one.call(CHAT, messages=[*opening, shown, later], tools=[])
+        assert [(segment.cause, segment.trained) for segment in one.play.segments] == [("first", True)]
+
+
 async def test_side_calls_and_sub_agents_are_told_apart():
     title = [{"role": "system", "content": "You are a title generator."}, TASK[1]]
     search = [{"role": "user", "content": "Search for it."}]
-    async with served(said("A title."), said("Main."), said("Sub.")) as one:
+    async with served(said("A title."), said("Main."), said("Sub."), side_calls=("you are a TITLE",)) as one:
         await one.call(CHAT, messages=title, tools=[])
         await one.call(CHAT)
         async with one.post(CHAT, BODIES[CHAT] | {"messages": search}, **{"x-claude-code-agent-id": "a"}) as got:

@@ -295,7 +295,7 @@ async def test_a_kill_at_the_limit_of_the_cgroup_is_one_for_memory(
 
     box = box_of(act, count_oom_kills=count)
     result = await box.exec(["true"], timeout=5)
-    assert (result.breach, result.sigkill_evidence is None) == (breach, breach is not None)
+    assert (result.breach, result.kill_evidence is None) == (breach, breach is not None)
 
 
 async def test_a_bash_that_is_gone_from_a_lost_sandbox_is_not_missed(box_of: Boxes) -> None:

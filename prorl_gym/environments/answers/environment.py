@@ -163,9 +163,9 @@ class AnswerWorkers:
                 "Check that prorl-gym's dependencies import in this environment.",
             ) from None
         except WorkerStuckError as error:
-            # An answer that hangs uses up its CPU time; a worker that got none is a fault of the machine.
+            # An answer that takes for ever uses up its CPU time; a worker that hangs is a fault of the machine.
             raise GraderError(
-                f"The {self._environment} grader got no CPU time: {error}.", "Look at the load of this node."
+                f"The {self._environment} grader hung: {error}.", "Look at this node's disks and memory."
             ) from None
 
 

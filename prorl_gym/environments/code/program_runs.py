@@ -10,9 +10,9 @@ A test during which the driver ended, or the sandbox was lost, runs again alone 
 there, too, the program ended it, and this test and those after it fail; if the sandbox is lost again, the program is
 not to blame, and there is no verdict.
 
-The same holds for a program that SIGKILL ended within its limits: the host may have sent it (out of memory), or the
-program itself. The test runs again alone, and a second kill counts against the program, as does one of the driver,
-unless the sandbox has no record of a SIGKILL sent inside it. Then there is no verdict either.
+The same holds for a program that SIGKILL or SIGTERM ended within its limits: the host may have sent it (out of memory),
+or the program itself. The test runs again alone, and a second kill counts against the program, as does one of the
+driver, unless the sandbox has no record of one sent inside it. Then there is no verdict either.
 """
 
 import json
@@ -333,7 +333,7 @@ def _parse_frames(result: ExecResult, image: str) -> BatchResult:
         )
     interrupted = not isinstance(frame, _EndFrame) or not ends
     seconds = result.seconds if interrupted else sum(end.seconds for end in ends)
-    return BatchResult(tuple(ends), interrupted, seconds, result.sigkill_evidence, was_killed(result))
+    return BatchResult(tuple(ends), interrupted, seconds, result.kill_evidence, was_killed(result))
 
 
 def _next_frame(data: bytes) -> tuple[_Frame | None, bytes]:
@@ -414,11 +414,11 @@ def _next_portion(tests: Sequence[TestInput], start: int) -> Sequence[TestInput]
     return tests[start:end]
 
 
-_XCPU, _KILLED, _ABORTED = -24, -9, -6
+_XCPU, _TERMINATED, _KILLED, _ABORTED = -24, -15, -9, -6
 
 
 def _was_killed(end: ProgramResult, launch: Launch) -> bool:
-    """Whether SIGKILL ended the program within its limits."""
+    """Whether SIGKILL or SIGTERM ended the program within its limits."""
     return crash_reason(end, launch.cpu_seconds) == "killed"
 
 
@@ -439,4 +439,4 @@ def crash_reason(end: ProgramResult, cpu_seconds: int) -> str | None:
         return None
     if b"MemoryError" in end.errors or (end.exit == _ABORTED and b"std::bad_alloc" in end.errors):
         return "memory limit"
-    return "killed" if end.exit == _KILLED else "runtime error"
+    return "killed" if end.exit in (_KILLED, _TERMINATED) else "runtime error"

@@ -78,13 +78,13 @@ async def run_tests(
         if built.timed_out or built.exit_code != 0:
             why = "the build took too long" if built.timed_out else f"the build failed with exit code {built.exit_code}"
             log = await run.read_output(run.log_path)
-            return TestResults({}, why, None, run.used_seconds, log or "", was_killed(built), built.sigkill_evidence)
+            return TestResults({}, why, None, run.used_seconds, log or "", was_killed(built), built.kill_evidence)
     if place_tests is not None and (problem := await place_tests()):
         return TestResults({}, problem, None, run.used_seconds)
     if plan.parser == "pytest":
         await run.install_plugin()
     ran = await run.run_command(plan.command)
-    killed = was_killed(ran), ran.sigkill_evidence
+    killed = was_killed(ran), ran.kill_evidence
     log = await run.read_output(run.log_path)
     if ran.timed_out:
         return TestResults({}, "the tests took too long", ran.exit_code, run.used_seconds, log or "")

@@ -80,7 +80,7 @@ async def run_script(sandbox: Sandbox, task: SweTask, script: str, seconds: floa
         return TestResults({}, "the tests took too long", ran.exit_code, run.used_seconds)
     if text is None:
         return TestResults({}, f"the test log is longer than {MAX_LOG} bytes", ran.exit_code, run.used_seconds)
-    killed = was_killed(ran), ran.sigkill_evidence
+    killed = was_killed(ran), ran.kill_evidence
     return TestResults({}, marker_problem(text), ran.exit_code, run.used_seconds, text, *killed)
 
 
@@ -160,5 +160,5 @@ def _unavailable(error: WorkerError) -> GraderError:
     if "No module named" in str(error):
         return GraderError(f"the swebench package cannot be imported: {error}.", _INSTALL_FIX)
     if isinstance(error, WorkerStuckError):
-        return GraderError(f"the swebench harness got no CPU time: {error}.", "Look at the load of this node.")
+        return GraderError(f"the swebench harness hung: {error}.", "Look at this node's disks and memory.")
     return GraderError(f"the swebench harness does not work: {error}.", _INSTALL_FIX)

@@ -44,6 +44,17 @@ class ImportOptions(ConfigModel):
     """Run instead of the task's own verifier script; its exit code is the reward."""
 
 
+_MAX_TEXT = 256 << 10
+"""Bytes of a file that is read as text."""
+_MAX_DEPTH = 100
+"""Of directories in one another."""
+_REGISTRY_NAME = re.compile(
+    r"(?!scratch$)(docker://)?[A-Za-z0-9][\w.-]{0,255}(:\d+)?(/[A-Za-z0-9][\w.-]{0,255}){0,9}(:[\w.-]{1,128})?"
+    r"(@sha256:[0-9a-f]{64})?"
+)
+"""Host, path, tag and digest of an image; ``scratch`` is none that could run anything."""
+
+
 @dataclass(slots=True)
 class Container:
     """The starting state of a task's sandbox."""
@@ -110,7 +121,9 @@ def read_container(
         if recipe.made and not prebuilt:
             fix = f"Give --image-map {name}=IMAGE, an image built from this Dockerfile."
             raise ConfigError(f"{file}: {recipe.made[0]}, but no built image stands for its FROM.", fix)
-        image = name if "://" in name or name.startswith("/") else f"docker://{name}"
+        if not _REGISTRY_NAME.fullmatch(name):  # a path or an address of this host is no image of a task's
+            raise ConfigError(f"{file}: '{name[:80]}' is no image of a registry.", "Give --image-map NAME=IMAGE.")
+        image = f"docker://{name.removeprefix('docker://')}"
     notes += recipe.notes
     if recipe.made:
         notes.append(f"{', '.join(dict.fromkeys(recipe.made))} of the Dockerfile are taken to be in the image")
@@ -226,8 +239,11 @@ def resolve_within(folder: Path, name: str | Path) -> Path:
 
 def read_text(path: Path) -> str:
     """Return a small text file. Raises ``ConfigError``: it is not there, no regular file, too large, or not UTF-8."""
+    data = _read(path, FileBudget())
+    if len(data) > _MAX_TEXT:
+        raise ConfigError(f"{path}: is larger than {_MAX_TEXT >> 10} KiB.", "Put what is large into files of its own.")
     try:
-        return _read(path, FileBudget()).decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8.", "Save it as UTF-8.") from None
 
@@ -296,7 +312,9 @@ def _sources(source: str, context: Path) -> list[Path]:
     return found
 
 
-def _walk(folder: Path, skipped: Set[Path] = frozenset()) -> Iterator[Path]:
+def _walk(folder: Path, skipped: Set[Path] = frozenset(), depth: int = 0) -> Iterator[Path]:
+    if depth > _MAX_DEPTH:
+        raise ConfigError(f"{str(folder)[:200]}: more than {_MAX_DEPTH} directories deep.", "Flatten it.")
     entries = sorted(os.scandir(folder), key=lambda one: one.name)
     if not entries:
         raise ConfigError(f"{folder}: is an empty directory.", "Make it by a command where it is needed.")
@@ -304,7 +322,7 @@ def _walk(folder: Path, skipped: Set[Path] = frozenset()) -> Iterator[Path]:
         if Path(entry.path) in skipped:
             continue
         if entry.is_dir(follow_symlinks=False):
-            yield from _walk(Path(entry.path))
+            yield from _walk(Path(entry.path), depth=depth + 1)
         else:
             yield Path(entry.path)
 

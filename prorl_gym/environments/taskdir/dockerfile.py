@@ -26,6 +26,8 @@ _REFERENCE = r"\$(?:(?P<name>[^\W\d]\w*)|\{(?P<braced>\w+)(?:(?P<operator>:?[-+]
 _DOLLAR = r"\$(?![\w{@*#?$!-])"
 _UNQUOTED = re.compile(rf"{_REFERENCE}|'(?P<quoted>[^']*)'|\\(?P<escaped>.)|[^\s'\"\\$]+|{_DOLLAR}", re.DOTALL)
 _QUOTED = re.compile(rf"{_REFERENCE}|\\(?P<escaped>[\"\\$])|(?P<quoted>[^\"\\$]+)|\\|{_DOLLAR}", re.DOTALL)
+_MAX_EXPANDED = 64 << 10
+"""Characters of variables in one instruction."""
 _MAP_IT = "Write it in a plainer form; or build the image, and give --image-map FROM=IMAGE --run built."
 
 Variables = Mapping[str, str | None]
@@ -263,7 +265,7 @@ def _words(text: str, known: Variables, place: str, *, one: bool = False) -> lis
     Raises ``ConfigError`` for what is not understood, ``UnknownVariableError`` for a variable that is not known.
     """
     words: list[list[str]] = []
-    position, in_word, quoted = 0, False, False
+    position, in_word, quoted, size = 0, False, False, 0
     while position < len(text):
         letter = text[position]
         if letter.isspace() and not quoted and not one:
@@ -281,7 +283,9 @@ def _words(text: str, known: Variables, place: str, *, one: bool = False) -> lis
         if match is None:
             raise _not_understood(place, repr(text[position : position + 40]))
         if match["name"] or match["braced"]:
-            words[-1].append(_value(match, known, place))
+            words[-1].append(value := _value(match, known, place))
+            if (size := size + len(value)) > _MAX_EXPANDED:
+                raise _not_understood(place, f"more than {_MAX_EXPANDED >> 10} KiB out of variables")
         else:
             literal = match["quoted"] if match["quoted"] is not None else match["escaped"]
             words[-1].append(match[0] if literal is None else literal)

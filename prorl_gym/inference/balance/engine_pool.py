@@ -260,6 +260,12 @@ class EnginePool:
         answers = await asyncio.gather(*map(self._health.check, members))
         return {member.name: health for member, health in zip(members, answers, strict=True)}
 
+    async def measure_paces(self) -> dict[str, float]:
+        """Return the seconds that a token takes on each engine that samples a few now."""
+        members = [member for member in self.members.all if not member.unhealthy_reason]
+        shown = await asyncio.gather(*map(self._health.run_trial, members))
+        return {member.name: pace for member, pace in zip(members, shown, strict=True) if isinstance(pace, float)}
+
     def snapshot(self) -> PoolSnapshot:
         return PoolSnapshot(
             name=self.name,
@@ -347,13 +353,15 @@ class EnginePool:
             except EngineError as error:
                 seconds = monotonic() - began
                 # At its pace it may need longer than that for so many tokens.
-                if isinstance(error, CallTimedOut) and member.pace.expected_seconds(request.max_tokens) > seconds:
-                    error.in_progress = not isinstance(await self._health.run_trial(member), EngineError)
+                expected = member.pace.expected_seconds(request.max_tokens)
+                if isinstance(error, CallTimedOut) and expected > seconds:
+                    if not isinstance(await self._health.run_trial(member), EngineError):
+                        error = CallTimedOut(member.name, seconds, request.max_tokens, expected)
                 if _may_fail_over(error):
                     served = CallOutcome(failed=True)
                     flight.refund_deadline()
                     self._on_engine_failure(member, error)
-                raise
+                raise error
             finally:
                 self._balance_policy.release(request, member.name, served)
                 self._prefix_reuse.end_call(request, member.name, served.sampled_tokens)

@@ -4,7 +4,6 @@ No redirects (they would carry the key elsewhere), no proxies from the environme
 bound, no wait beyond its time. Certificates are checked whenever the address is https; there is no switch for that.
 """
 
-import asyncio
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 import aiohttp
 
+from prorl_gym.deadlines import Timeout
 from prorl_gym.errors import ConfigError, EngineError, FailureKind
 from prorl_gym.http_body import read_body
 from prorl_gym.inference.protocol import CallTimedOut
@@ -86,7 +86,7 @@ class EngineTransport:
             body = request.encode_body()
             headers = request.headers if body is None else {**request.headers, "Content-Type": "application/json"}
             async with (
-                asyncio.timeout(seconds),
+                Timeout(seconds),
                 self._http().request(
                     request.method, request.url, data=body, headers=headers, allow_redirects=False
                 ) as response,
@@ -130,7 +130,7 @@ class EngineTransport:
                     ssl=self._connection.tls or True,
                     keepalive_timeout=_IDLE_SECONDS,
                 ),
-                # The total is ours (asyncio.timeout): aiohttp's would include the wait for a free connection.
+                # The total is ours (``Timeout``): aiohttp's would include the wait for a free connection.
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connection.connect_seconds),
                 headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
                 # Cookies would pile up until servers refuse the header, and pin calls to what a proxy chose.

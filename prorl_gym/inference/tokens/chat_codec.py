@@ -39,6 +39,9 @@ _OTHER_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id
 _LONG_TEXT = 50_000
 """Characters beyond which text is not encoded on the event loop (tens of milliseconds)."""
 
+_MESSAGE_CHARACTERS = 200
+"""Characters that take as long to encode as a message does to render."""
+
 _PLACEHOLDER = "stand-in-for-the-assistant"
 """Text of the assistant turn that deltas are cut from."""
 
@@ -77,8 +80,9 @@ SAMPLE_TOOL: Mapping[str, Any] = {
 Encoded = TypeVar("Encoded")
 
 
-async def encode_off_loop(characters: int, encode: Callable[[], Encoded]) -> Encoded:
-    """Encode short text at once and long text in a thread: a megabyte takes a second."""
+async def encode_off_loop(messages: Sequence[Message], encode: Callable[[], Encoded]) -> Encoded:
+    """Encode short conversations at once and long ones in a thread: a megabyte takes a second."""
+    characters = sum(len(message.content) + _MESSAGE_CHARACTERS for message in messages)
     return encode() if characters < _LONG_TEXT else await asyncio.to_thread(encode)
 
 

@@ -1,14 +1,17 @@
 """The model, for one rollout whose agent is a harness: whole histories in, parsed turns out, every token recorded."""
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Unpack
 
+from prorl_gym.concurrency import Slot
 from prorl_gym.errors import Limit, LimitReached
 from prorl_gym.inference.protocol import ContextExceeded, Conversation, GenerationResult
-from prorl_gym.inference.tokens.chat_codec import ChatCodec
+from prorl_gym.inference.tokens.chat_codec import ChatCodec, Tools, encode_off_loop
 from prorl_gym.inference.tokens.harness_call import HarnessCall, HarnessTurn
-from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, build_branch
+from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, HistoryEntry, build_branch
 from prorl_gym.inference.tokens.rewrites import HistoryReader
 from prorl_gym.inference.tokens.rollout_session import RolloutIdentity, RolloutSession, SamplingPool
 from prorl_gym.inference.tokens.segment_tree import PlacedTurn, SegmentTree
@@ -16,9 +19,17 @@ from prorl_gym.inference.tokens.turn import MAX_SEGMENTS_TOKENS, ParsedTurn, Sam
 from prorl_gym.records import Message, Segment, main_segment
 from prorl_gym.settings import ResolvedSettings
 
+TOKENS_PER_MESSAGE = 4
+"""Tokens that every template spends on a message, at least."""
+_CHARACTERS_PER_TOKEN = 16
+"""Characters that a token of a conversation has on average, at most."""
+
 
 class HarnessSession(RolloutSession):
-    """The model, for one rollout of a harness, whose own sampling and limits hold. Calls may run concurrently."""
+    """The model, for one rollout of a harness, whose own sampling and limits hold. Calls may run concurrently.
+
+    A harness is hostile: what cannot fit into the context is not rendered, and one history is rendered at a time.
+    """
 
     def __init__(
         self, pool: SamplingPool, codec: ChatCodec, settings: ResolvedSettings, **identity: Unpack[RolloutIdentity]
@@ -26,7 +37,10 @@ class HarnessSession(RolloutSession):
         super().__init__(pool, codec, settings, **identity)
         self._tree = SegmentTree(codec, settings)
         self._histories = HistoryReader()
+        self._rendering = Slot()
         self._next_number = 0
+        self._given_up = 0
+        """Calls that were given up before their first token."""
         self.limit: Limit | None = None
         """The limit that the latest call met; ``None``: it was answered. A harness may have gone on with less."""
 
@@ -45,6 +59,13 @@ class HarnessSession(RolloutSession):
         self.limit = None
         return turn
 
+    async def count_tokens(self, call: HarnessCall) -> int:
+        """Return the length of a call's prompt, were it the first. Raises as ``answer`` where that does not fit."""
+        self._require_room(call.entries, call.tools)
+        messages = [entry.message for entry in call.entries]
+        encode = partial(self._codec.encode_prompt, messages, call.tools)
+        return len(await self._rendering.run(partial(encode_off_loop, messages, encode)))
+
     def segments(self) -> list[Segment]:
         """Return the tokens so far, at least the first prompt. May be called at any time, also after failures."""
         return self._tree.export_segments()
@@ -55,13 +76,15 @@ class HarnessSession(RolloutSession):
         return ([], 0) if main is None else self._tree.conversation(main)
 
     async def _answer(self, call: HarnessCall) -> HarnessTurn:
+        self._require_room(call.entries, call.tools)
         history = self._histories.read(call.entries, call.tools)
         base = self._tree.find_base(history)
         whole = Conversation(history.messages, call.tools)
-        prompt = await build_branch(self._codec, whole, history.digests, base, self._thinking)
-        if len(prompt.ids) >= self._context_limit():
+        build = partial(build_branch, self._codec, whole, history.digests, base, self._thinking)
+        prompt = await self._rendering.run(build)
+        if len(prompt.ids) >= self.context_limit:
             raise self._too_long_error(len(prompt.ids))
-        if self._turn_count >= self._settings.max_turns:
+        if max(self._turn_count, self._given_up) >= self._settings.max_turns:
             raise LimitReached(Limit.TURNS)
         if self._tree.tokens + len(prompt.ids) > MAX_SEGMENTS_TOKENS * self._settings.max_tokens:
             raise LimitReached(Limit.TOKENS)
@@ -76,6 +99,9 @@ class HarnessSession(RolloutSession):
                 partial(self._tokens_left, turn),
                 self._stop_token_ids,
             )
+        except asyncio.CancelledError:
+            self._given_up += not turn.sampled.token_ids
+            raise
         except ContextExceeded:
             if not turn.sampled.token_ids:
                 raise self._too_long_error(len(prompt.ids)) from None
@@ -106,12 +132,19 @@ class HarnessSession(RolloutSession):
         turn.placed.release()
         return parsed
 
+    def _require_room(self, entries: Sequence[HistoryEntry], tools: Tools) -> None:
+        """Raise where a conversation cannot fit, before its rendering costs anything."""
+        characters = sum(len(entry.message.content) for entry in entries)
+        least = max(characters // _CHARACTERS_PER_TOKEN, TOKENS_PER_MESSAGE * (len(entries) + len(tools)))
+        if least >= self.context_limit:
+            raise self._too_long_error(f"at least {least}")
+
     def _tokens_left(self, turn: "_Turn") -> int:
         asked, sampled = turn.call.max_tokens, len(turn.sampled.token_ids)
         limit = self._settings.max_turn_tokens if asked is None else min(asked, self._settings.max_turn_tokens)
-        return min(limit - sampled, self._context_limit() - len(turn.prompt.ids) - sampled)
+        return min(limit - sampled, self.context_limit - len(turn.prompt.ids) - sampled)
 
-    def _too_long_error(self, length: int) -> Exception:
+    def _too_long_error(self, length: int | str) -> Exception:
         return LimitReached(Limit.TOKENS) if len(self._tree) else self._prompt_too_long_error(length)
 
 

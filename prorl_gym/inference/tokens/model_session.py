@@ -61,10 +61,8 @@ class ModelSession(RolloutSession):
         if not is_first and self._turn_log is not None:
             self._turn_log.settle_answers(())
         self._tools = tools
-        prompt = await encode_off_loop(
-            sum(len(message.content) for message in messages), partial(self._codec.encode_prompt, messages, tools)
-        )
-        if len(prompt) >= self._context_limit():
+        prompt = await encode_off_loop(messages, partial(self._codec.encode_prompt, messages, tools))
+        if len(prompt) >= self.context_limit:
             raise self._prompt_too_long_error(len(prompt)) if is_first else LimitReached(Limit.TOKENS)
         if self._transcript.total_tokens + len(prompt) > MAX_SEGMENTS_TOKENS * self._settings.max_tokens:
             raise LimitReached(Limit.TOKENS)
@@ -82,9 +80,9 @@ class ModelSession(RolloutSession):
         if self._turn_log is not None:
             messages = self._turn_log.settle_answers(messages)
         extension = await encode_off_loop(
-            self._transcript.extension_characters(messages), partial(self._transcript.encode_extension, messages)
+            self._transcript.rendered_for(messages), partial(self._transcript.encode_extension, messages)
         )
-        if extension.prompt_length >= self._context_limit():
+        if extension.prompt_length >= self.context_limit:
             raise LimitReached(Limit.TOKENS)
         self._transcript.append_extension(extension)
         return await self._sample_turn()
@@ -103,7 +101,7 @@ class ModelSession(RolloutSession):
             self._turn_log.begin_turn("/".join(map(str, (self._transcript.digest(), *sampling))))
 
         def tokens_left() -> int:
-            context = self._context_limit() - len(self._transcript)
+            context = self.context_limit - len(self._transcript)
             return min(self._settings.max_turn_tokens - len(turn.ids), context)
 
         try:

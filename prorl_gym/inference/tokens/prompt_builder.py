@@ -129,7 +129,7 @@ async def build_branch(
         has_turn = any(message.role == "assistant" for message in whole.messages)
         return _render_prompt(codec, whole, digests, PromptOrigin.UNKNOWN if has_turn else PromptOrigin.FIRST)
 
-    return await encode_off_loop(sum(len(message.content) for message in new), assemble)
+    return await encode_off_loop(new, assemble)
 
 
 def _continue_turn(
@@ -186,7 +186,7 @@ class PromptBuilder:
                 return _render_prompt(self._codec, whole, digests, found)
             return _continue_turn(self._codec, whole, digests, last + 1, found, self._thinking_mode)
 
-        return await encode_off_loop(sum(len(message.content) for message in whole.messages), assemble)
+        return await encode_off_loop(whole.messages, assemble)
 
     def remember_turn(self, prompt: BuiltPrompt, session_id: str, turn: Message, generation: Sequence[int]) -> None:
         """Remember a turn as the caller is answered, so that a later history can end in it without token ids."""

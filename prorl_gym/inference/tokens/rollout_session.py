@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Protocol, Required, TypedDict, Unpack
 from uuid import uuid4
 
-from prorl_gym.errors import EngineError, Evidence, FailureKind, Limit, LimitReached, TaskError, blame
+from prorl_gym.errors import EngineError, Evidence, FailureKind, LimitReached, TaskError, blame
 from prorl_gym.inference.balance.call_gate import InFlightCall
 from prorl_gym.inference.balance.members import PoolMember
-from prorl_gym.inference.protocol import CallTimedOut, GenerationRequest, GenerationResult
+from prorl_gym.inference.protocol import GenerationRequest, GenerationResult
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.transcript import ThinkingMode, TurnPrompt
 from prorl_gym.inference.tokens.turn import derive_seed
@@ -134,8 +134,7 @@ class RolloutSession:
     ) -> GenerationResult:
         """Make one call; ``on_result`` takes what came, of a cancelled call too, and returns the ids that are kept.
 
-        Raises ``EngineError``: no engine could answer; ``LimitReached`` (``TIME``): the engine was at work on it all
-        the time.
+        Raises ``EngineError``: no engine could answer.
         """
         call = asyncio.create_task(self._pool.generate(request), name=f"turn {turn} of {self._rollout_id}")
         try:
@@ -146,10 +145,6 @@ class RolloutSession:
             await self._salvage(call, request, on_result)
             if flight is not None and self._sampled_count == sampled:
                 self._unanswered_call = flight.member, request.max_tokens, seconds
-            raise
-        except CallTimedOut as error:
-            if error.in_progress and self._sampled_count:
-                raise LimitReached(Limit.TIME) from error  # the policy's own length, not the engine's fault
             raise
         self._report(result, on_result)
         return result
@@ -176,13 +171,14 @@ class RolloutSession:
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
 
-    def _context_limit(self) -> int:
+    @property
+    def context_limit(self) -> int:
         """Longest segment in tokens: the settings' limit, or the engine's context if that is smaller."""
         return min(self._settings.max_tokens, self._pool.max_model_len or self._settings.max_tokens)
 
-    def _prompt_too_long_error(self, length: int) -> TaskError:
+    def _prompt_too_long_error(self, length: int | str) -> TaskError:
         return TaskError(
             FailureKind.PROMPT_TOO_LONG,
-            f"the first prompt has {length} tokens and leaves no room in {self._context_limit()}.",
+            f"the first prompt has {length} tokens and leaves no room in {self.context_limit}.",
             "Raise 'max_tokens', serve the model with a longer context, or drop the row.",
         )

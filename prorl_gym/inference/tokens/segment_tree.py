@@ -180,9 +180,7 @@ class SegmentTree:
         assert turn is None or isinstance(turn, _KnownTurn)
         if turn is not None:
             rewrites |= turn.segment.name_differences(history.messages[: turn.messages])
-        is_side = call.kind == "side"
-        is_free = turn is not None and turn.is_free and turn.segment.is_side == is_side
-        if turn is not None and is_free and prompt.origin is PromptOrigin.EXTENDED:
+        if turn is not None and turn.is_free and prompt.origin is PromptOrigin.EXTENDED:
             segment = turn.segment
             placement = Placement(None, len(segment.stream), tuple(sorted(rewrites)))
         else:
@@ -192,7 +190,7 @@ class SegmentTree:
             else:
                 shared = 0 if parent is None else common_length(prompt.ids, parent.stream.first_ids(len(prompt.ids)))
             segment = _Segment(
-                new_stream(self._codec, self._settings), parent, shared, cause, is_side, call.lineage.agent
+                new_stream(self._codec, self._settings), parent, shared, cause, cause == "side_call", call.lineage.agent
             )
             placement = Placement(cause, shared, tuple(sorted(rewrites)))
             if cause == "first":
@@ -276,7 +274,7 @@ class SegmentTree:
         """Return why a call begins a segment, and the segment that it branches from; docs/tokens.md has the rules."""
         base = None if turn is None else turn.segment
         messages, digests = prompt.conversation.messages, prompt.digests
-        if call.kind == "side":
+        if call.kind == "side" and (base is None or base.is_side):  # what extends an agent's conversation is its own
             return "side_call", base or self._latest(call.lineage.agent)
         if self._first is None and base is None:
             return "first", None

@@ -88,10 +88,9 @@ class Transcript:
         delta = self._codec.encode_delta(messages, self._tools)
         return Extension(messages, delta, len(stream) + stream.added_length(delta))
 
-    def extension_characters(self, messages: Sequence[Message]) -> int:
-        """Return the length of the text that ``encode_extension`` has to encode."""
-        again = self._messages if self._needs_rerender(messages) else ()
-        return sum(len(message.content) for message in (*again, *messages))
+    def rendered_for(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return what ``encode_extension`` has to render."""
+        return [*self._messages, *messages] if self._needs_rerender(messages) else messages
 
     def append_extension(self, extension: Extension) -> None:
         if extension.starts_segment:

@@ -388,6 +388,13 @@ def flush_streams() -> None:
             continue
 
 
+def leave_if_forked(pid: int, *, ok: bool) -> None:
+    """End a process that a cell forked and that comes back from it: only the worker, of this pid, goes on."""
+    if os.getpid() != pid:
+        flush_streams()
+        os._exit(0 if ok else 1)
+
+
 class CellWorker:
     """Reads cells, runs them, answers."""
 
@@ -415,6 +422,7 @@ class MainThreadWorker(CellWorker):
 
     def __init__(self, channel: socket.socket) -> None:
         super().__init__(channel)
+        self.pid = os.getpid()
         self.streams = StandardStreams()
         signal.signal(signal.SIGINT, ignore_interrupt)
 
@@ -424,10 +432,12 @@ class MainThreadWorker(CellWorker):
             try:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 ok = console.run_cell(code)
+                leave_if_forked(self.pid, ok=ok)
                 images = encode_images(console.pop_images() + export_figures())
             finally:
                 signal.signal(signal.SIGINT, ignore_interrupt)
         except KeyboardInterrupt:  # it came when the cell was all but done
+            leave_if_forked(self.pid, ok=False)
             ok = False
         except Exception as error:  # a figure that cannot be drawn
             ok = False
@@ -474,6 +484,12 @@ def serve_kernel(channel: socket.socket) -> None:
 
     name, key = "@prorl-kernel-" + os.urandom(16).hex(), os.urandom(32).hex()  # abstract sockets: no path, no link
     app = make_kernel(name, key)
+    pid = os.getpid()
+
+    def leave(result: "Any") -> None:
+        leave_if_forked(pid, ok=result.success)
+
+    app.shell.events.register("post_run_cell", leave)
     if CELLS_IMPORT_FROM_CWD:
         sys.path[:] = ["", *filter(None, sys.path)]
     with socket.socket(socket.AF_UNIX) as probe:

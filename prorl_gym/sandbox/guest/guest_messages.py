@@ -2,7 +2,7 @@
 
 Service to guest: ``{"id", "op", ...}``. Guest to service: ``{"type": "hello"}`` once, then ``{"type": "reply", "id",
 ...}`` per request, ``{"type": "exit", "pid", "status", "struck", "sent"}`` per child that ended (see
-``SigkillMonitor.remove_child``), ``{"type": "breach", "pid", "breach"}`` for a limit that a child was seen to run into
+``KillMonitor.remove_child``), ``{"type": "breach", "pid", "breach"}`` for a limit that a child was seen to run into
 (before its end is reported), ``{"type": "disk", "full"}`` when a root on disk becomes full or has room again, or
 ``{"type": "failed", "kind", "what", "fix"}`` when the sandbox could not be set up.
 

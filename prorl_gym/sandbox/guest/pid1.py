@@ -20,7 +20,7 @@ from prorl_gym.sandbox.guest import guest_messages
 from prorl_gym.sandbox.guest.disk_watch import DiskWatch
 from prorl_gym.sandbox.guest.fork_exec import SpawnWatch, fork_exec, fork_template, open_signal_pipe
 from prorl_gym.sandbox.guest.process_table import ProcessTable
-from prorl_gym.sandbox.guest.seccomp_notifications import SharedMemoryAccount, SigkillMonitor
+from prorl_gym.sandbox.guest.seccomp_notifications import KillMonitor, SharedMemoryAccount
 from prorl_gym.sandbox.guest.terminal import Terminal
 from prorl_gym.sandbox.guest.transfer import GuestFiles, transfer
 from prorl_gym.sandbox.guest.watchdog import SocketMemory, Watchdog
@@ -98,7 +98,7 @@ class _GuestServer:
         self._shared_memory: SharedMemoryAccount | None = None
         if options.is_isolated:
             self._shared_memory = SharedMemoryAccount(self._table, os.getpid(), limits.total_memory, limits.shm_size)
-        self._sigkill_monitor = SigkillMonitor(self._table, self._children, self._shared_memory)
+        self._kill_monitor = KillMonitor(self._table, self._children, self._shared_memory)
         self._watchdog = Watchdog(
             self._table,
             os.getpid(),
@@ -212,7 +212,7 @@ class _GuestServer:
             self._send_breach(pid, Breach.DISK)
         if code == -signal.SIGKILL and cpu_seconds >= self._cpu_limits[pid]:
             self._send_breach(pid, Breach.CPU)  # it ignored the signal of the soft limit
-        struck, sent = self._sigkill_monitor.remove_child(pid)
+        struck, sent = self._kill_monitor.remove_child(pid, code)
         self._cpu_limits.pop(pid)
         self._children.discard(pid)
         self._watchdog.remove_child(pid)
@@ -233,7 +233,7 @@ class _GuestServer:
 
     def _handle_notification(self, listener: int, events: int) -> None:
         if events & select.POLLIN:
-            self._sigkill_monitor.handle_notification(listener)
+            self._kill_monitor.handle_notification(listener)
         else:  # nothing is left that has this filter
             self._poll.unregister(listener)
             self._listeners.discard(listener)
@@ -253,7 +253,7 @@ class _GuestServer:
         self._children.add(pid)
         self._cpu_limits[pid] = limits.cpu_seconds
         if listener is not None:
-            self._sigkill_monitor.filtered.add(pid)
+            self._kill_monitor.filtered.add(pid)
             self._listeners.add(listener)
             self._poll.register(listener, select.POLLIN)
 
@@ -277,7 +277,7 @@ class _GuestServer:
         One that stood still although nothing of the payload's is left was not held up by the payload.
         """
         for pid in self._children - self._transfers:
-            self._sigkill_monitor.killed.add(pid)
+            self._kill_monitor.record_kill(pid)
         gone = self._table.kill_descendants(os.getpid(), excluded=self._transfers)
         for pid in self._transfers:
             os.kill(pid, signal.SIGCONT)
@@ -376,7 +376,7 @@ class _GuestServer:
         since = request.get("since")
         if since is not None:
             return _Reply({"gone": self._table.kill_descendants(pid, since)})
-        self._sigkill_monitor.killed.add(pid)
+        self._kill_monitor.record_kill(pid)
         os.kill(pid, signal.SIGSTOP)  # it can start nothing new while its descendants die
         gone = self._table.kill_descendants(pid)
         os.kill(pid, signal.SIGKILL)

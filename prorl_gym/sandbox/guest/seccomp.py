@@ -18,9 +18,11 @@ end of adopting orphans. ``clone3`` has its flags in memory, out of a filter's r
 And calls that put memory where nothing can count it: ``memfd_secret``; ``vmsplice``, by which a pipe holds whole huge
 pages; locks of open file descriptions, which live on in a message that is not received.
 
-The guest is notified of SIGKILL and of what else looks like one from outside (its exit code, a limit of CPU time that
-a program sets itself, a death that it asked to share), of memory files and of shared anonymous mappings before these
-calls go on (``seccomp_notifications``). Where it cannot be notified, payloads have no memory files.
+The guest is notified of SIGKILL and SIGTERM and of what else looks like one from outside (its exit code, a limit of CPU
+time that a program sets itself, a death that it asked to share, the signal of a timer or of a tracer's end), of memory
+files and of shared anonymous mappings before these calls go on (``seccomp_notifications``). Where it cannot be
+notified, payloads have no memory files. Other ways to be sent such a signal are refused: in place of SIGIO, or at the
+end of a child.
 
 ``RLIMIT_CORE`` cannot be changed, though changing it seems to work: with a limit of 0 the host's core handler would be
 run for every crash inside, with the payload's memory as its input; a limit of 1 keeps it away (core(5)).
@@ -30,6 +32,7 @@ import errno
 import platform
 import re
 import struct
+from collections.abc import Sequence
 from socket import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX
 from typing import Literal
 
@@ -38,11 +41,14 @@ from prorl_gym.sandbox import syscalls
 _RLIMIT_CPU, _RLIMIT_CORE = 0, 4
 _SETLEASE, _SETDELEG = 1024, 1040
 _OFD_SETLK, _OFD_SETLKW = 37, 38
+_SETSIG = 10
+"""Of ``fcntl``: any signal in place of SIGIO, SIGKILL among them."""
+_PTRACE_KILL, _PTRACE_SETOPTIONS, _PTRACE_SEIZE = 8, 0x4200, 0x4206
+"""By the options a tracer's end kills what it traced."""
 _MAP_SHARED, _MAP_SHARED_VALIDATE, _MAP_TYPE, _MAP_ANONYMOUS = 1, 3, 0xF, 0x20
 _PRIO_USER, _IOPRIO_WHO_USER = 2, 3
 _CLONE_PARENT = 0x8000
-_SIGKILL = 9
-_SIGKILL_EXIT_CODE = 128 + _SIGKILL
+_SIGKILL, _SIGTERM = 9, 15
 _SET_PDEATHSIG, _SET_SECCOMP, _SET_CHILD_SUBREAPER = 1, 22, 36
 _STRICT_FILTER, _STRICT = 1, 0
 """Of ``prctl`` and of ``seccomp``: from then on the kernel answers nearly every call with SIGKILL."""
@@ -104,6 +110,9 @@ exit                    60      1       93      1
 exit_group             231    252       94    248
 clone                   56    120      220    120
 memfd_create           319    356      279    385
+timer_create           222    259      107    257
+mq_notify              244    281      184    278
+ptrace                 101     26      117     26
 mmap                     9    192      222    192
 kill                    62     37      129     37
 tkill                  200    238      130    238
@@ -137,6 +146,7 @@ _SCHEDULING = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sch
 _SIGNAL_SECOND = ("kill", "tkill", "rt_sigqueueinfo", "pidfd_send_signal")
 _SIGNAL_THIRD = ("tgkill", "rt_tgsigqueueinfo")
 """Calls that send the signal in their second or third argument."""
+_TIMERS = ("timer_create", "mq_notify")
 SignalTarget = Literal["process", "thread", "descriptor"]
 """Meaning of the first argument of a call that sends a signal."""
 
@@ -179,8 +189,9 @@ _FAMILY_RULE: _Program = [
 ]
 _FCNTL_RULE: _Program = [
     _load_argument(1),
-    (_EQUAL, 3, 0, _SETLEASE),
-    (_EQUAL, 2, 0, _SETDELEG),
+    (_EQUAL, 4, 0, _SETLEASE),
+    (_EQUAL, 3, 0, _SETDELEG),
+    (_EQUAL, 2, 0, _SETSIG),
     (_EQUAL, 1, 0, _OFD_SETLK),
     (_EQUAL, 0, 1, _OFD_SETLKW),
     _fail(errno.EINVAL),
@@ -188,8 +199,39 @@ _FCNTL_RULE: _Program = [
 ]
 _SCHEDULE_RULE: _Program = [_load_argument(0), (_EQUAL, 0, 1, _GUEST_PID), _fail(errno.EPERM), _ALLOW]
 _SECCOMP_RULE: _Program = [_load_argument(0), (_EQUAL, 0, 1, _STRICT), _fail(errno.EINVAL), _ALLOW]
-_EXIT_RULE: _Program = [_load_argument(0), (_AND, 0, 0, 0xFF), (_EQUAL, 0, 1, _SIGKILL_EXIT_CODE), _NOTIFY, _ALLOW]
-_CLONE_RULE: _Program = [_load_argument(0), (_HAS_BIT, 0, 1, _CLONE_PARENT), _fail(errno.EINVAL), _ALLOW]
+_EXIT_RULE: _Program = [
+    _load_argument(0),
+    (_AND, 0, 0, 0xFF),
+    (_EQUAL, 1, 0, 128 + _SIGKILL),
+    (_EQUAL, 0, 1, 128 + _SIGTERM),
+    _NOTIFY,
+    _ALLOW,
+]
+_CLONE_RULE: _Program = [  # the low byte is the signal that the child's end sends
+    _load_argument(0),
+    (_HAS_BIT, 3, 0, _CLONE_PARENT),
+    (_AND, 0, 0, 0xFF),
+    (_EQUAL, 1, 0, _SIGKILL),
+    (_EQUAL, 0, 1, _SIGTERM),
+    _fail(errno.EINVAL),
+    _ALLOW,
+]
+_TIMER_RULE: _Program = [  # a signal of its own choice, which is in memory
+    _load_argument(1),
+    (_EQUAL, 0, 2, 0),
+    _load_argument(1, high=True),
+    (_EQUAL, 1, 0, 0),
+    _NOTIFY,
+    _ALLOW,
+]
+_TRACE_RULE: _Program = [
+    _load_argument(0),
+    (_EQUAL, 2, 0, _PTRACE_KILL),
+    (_EQUAL, 1, 0, _PTRACE_SETOPTIONS),
+    (_EQUAL, 0, 1, _PTRACE_SEIZE),
+    _NOTIFY,
+    _ALLOW,
+]
 _MAPPING_RULE: _Program = [
     _load_argument(3),
     (_AND, 0, 0, _MAP_TYPE | _MAP_ANONYMOUS),
@@ -201,8 +243,8 @@ _MAPPING_RULE: _Program = [
 
 
 def _kill_rule(signal_at: int) -> _Program:
-    """Notify the guest of SIGKILL; ``signal_at``: which argument names the signal."""
-    return [_load_argument(signal_at), (_EQUAL, 0, 1, _SIGKILL), _NOTIFY, _ALLOW]
+    """Notify the guest of SIGKILL and SIGTERM; ``signal_at``: which argument names the signal."""
+    return [_load_argument(signal_at), (_EQUAL, 1, 0, _SIGKILL), (_EQUAL, 0, 1, _SIGTERM), _NOTIFY, _ALLOW]
 
 
 def _limit_rule(resource_at: int, action: _Instruction) -> _Program:
@@ -227,7 +269,7 @@ def _prlimit_rule(action: _Instruction) -> _Program:
 
 
 def _prctl_rule(action: _Instruction) -> _Program:
-    """Refuse an end of adopting orphans and the strict filter; notify the guest of SIGKILL at a parent's death."""
+    """Refuse an end of adopting orphans and the strict filter; notify the guest of signals at a parent's death."""
     return [
         _load_argument(0),
         (_EQUAL, 0, 5, _SET_CHILD_SUBREAPER),
@@ -240,11 +282,12 @@ def _prctl_rule(action: _Instruction) -> _Program:
         _load_argument(1),
         (_EQUAL, 3, 0, _STRICT_FILTER),
         _ALLOW,
-        (_EQUAL, 2, 5, _SET_PDEATHSIG),
+        (_EQUAL, 2, 0, _SET_PDEATHSIG),
         _ALLOW,
         _fail(errno.EPERM),
         _load_argument(1),
-        (_EQUAL, 0, 1, _SIGKILL),
+        (_EQUAL, 1, 0, _SIGKILL),
+        (_EQUAL, 0, 1, _SIGTERM),
         action,
         _ALLOW,
     ]
@@ -283,7 +326,7 @@ def _rules(interface: str, *, allow_system_v: bool, may_notify: bool) -> _Progra
     ]
     if may_notify:
         rules += [(("mmap",), _MAPPING_RULE), (_SIGNAL_SECOND, _kill_rule(1)), (_SIGNAL_THIRD, _kill_rule(2))]
-        rules += [(("exit", "exit_group"), _EXIT_RULE)]
+        rules += [(("exit", "exit_group"), _EXIT_RULE), (_TIMERS, _TIMER_RULE), (("ptrace",), _TRACE_RULE)]
     for names, rule in rules:
         numbers = [_CALLS[interface][name] for name in names if name in _CALLS[interface]]
         last = len(numbers) - 1
@@ -323,6 +366,15 @@ def signal_target(name: str) -> SignalTarget | None:
     if name not in (*_SIGNAL_SECOND, *_SIGNAL_THIRD):
         return None
     return "descriptor" if name == "pidfd_send_signal" else "thread" if name == "tkill" else "process"
+
+
+def sent_signals(name: str, arguments: Sequence[int]) -> tuple[int, ...]:
+    """Return the signals that a notified call sends, or may have the kernel send."""
+    if name in (*_SIGNAL_SECOND, *_SIGNAL_THIRD):
+        return (arguments[2 if name in _SIGNAL_THIRD else 1] & 0xFFFFFFFF,)
+    if name in ("exit", "exit_group"):
+        return ((arguments[0] & 0xFF) - 128,)
+    return (_SIGKILL, _SIGTERM)
 
 
 def call_name(architecture: int, call: int) -> str:

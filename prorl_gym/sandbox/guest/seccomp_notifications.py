@@ -1,9 +1,9 @@
 """Answers the system calls that the filter (``seccomp``) announces to the guest before they go on (seccomp_unotify(2)).
 
-Every SIGKILL that is sent inside is recorded: an end by SIGKILL is then known to be the payload's. So is what has one
-sent by the kernel (a limit of CPU time, a parent's death), and an exit code that looks like one, except by the guest's
-own child: that is a shell of ours, which passes on the end of its command. A kernel that cannot announce them (before
-Linux 5.9) leaves ends by SIGKILL unexplained, as they are seen from outside.
+Every SIGKILL and SIGTERM that is sent inside is recorded: an end by one is then known to be the payload's. So is what
+may have one sent by the kernel (a limit of CPU time, a parent's death, a timer, a tracer's end), and an exit code that
+looks like one, except by the guest's own child: that is a shell of ours, which passes on the end of its command. A
+kernel that cannot announce them (before Linux 5.9) leaves such ends unexplained, as they are seen from outside.
 
 Shared memory that no process table shows is counted when it is made. A page of a memory file or of a shared anonymous
 mapping stays in memory until the last descriptor, mapping and message in a socket that refers to the whole object is
@@ -26,9 +26,11 @@ import re
 import struct
 import time
 from collections.abc import Collection, Iterable
+from itertools import product
+from signal import SIGKILL, SIGTERM
 
 from prorl_gym.sandbox.guest.process_table import Process, ProcessTable
-from prorl_gym.sandbox.guest.seccomp import SignalTarget, call_name, signal_target
+from prorl_gym.sandbox.guest.seccomp import SignalTarget, call_name, sent_signals, signal_target
 
 _SHM = "/dev/shm"
 _MEASURE_SECONDS = 1.0
@@ -41,6 +43,10 @@ _MAPPING = re.compile(
 _MFD_ALLOWED = 0x1B
 """Flags that ``memfd_create`` may have: all but huge pages."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+
+_OF_OWN_PROCESS = frozenset({"timer_create", "mq_notify"})
+_OF_ANY_PROCESS = frozenset({"ptrace"})
+"""Calls by which the kernel may signal the caller, or another process."""
 
 _RECEIVE, _ANSWER, _ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40182103
 """SECCOMP_IOCTL_NOTIF_RECV, _SEND and _ADDFD."""
@@ -169,8 +175,8 @@ def _open_sized_shm(shm_size: int) -> int | None:
         return None
 
 
-class SigkillMonitor:
-    """Records which of the guest's children were sent SIGKILL, and which sent one."""
+class KillMonitor:
+    """Records which of the guest's children were sent SIGKILL or SIGTERM, and which sent one."""
 
     def __init__(
         self, table: ProcessTable, children: Collection[int], shared_memory: SharedMemoryAccount | None = None
@@ -180,53 +186,71 @@ class SigkillMonitor:
         self._shared_memory = shared_memory
         self.filtered: set[int] = set()
         """Children that have such a filter."""
-        self.killed: set[int] = set()
-        """Children that were killed from inside, or on request."""
-        self._senders: set[int] = set()
+        self._struck: set[tuple[int, int]] = set()
+        """Children that a signal was sent to from inside, or on request, each with that signal."""
+        self._senders: set[tuple[int, int]] = set()
 
     def handle_notification(self, listener: int) -> None:
-        """Answer one notification; a SIGKILL continues once it is recorded."""
+        """Answer one notification; a signal is sent once it is recorded."""
         notice = bytearray(_NOTIFICATION.size)
         try:
             fcntl.ioctl(listener, _RECEIVE, notice)
             number, thread, _, call, architecture, _, *arguments = _NOTIFICATION.unpack(notice)
             name = call_name(architecture, call)
+            signals = sent_signals(name, arguments)
             if (target := signal_target(name)) is not None:
-                self._record_sigkill(thread, target, arguments[0])
+                self._record_signal(thread, target, arguments[0], signals[0])
             elif name == "memfd_create" and self._shared_memory is not None:
                 return self._shared_memory.make_memory_file(listener, number, arguments[1])
             elif name == "mmap" and self._shared_memory is not None:
                 if not self._shared_memory.may_map(thread, arguments[1]):
                     return _answer(listener, number, error=errno.ENOMEM)
-            elif (owner := self._top_level_child(thread)) != thread:
-                self._senders |= {owner} if owner is not None else set(self._children)
+            elif name in _OF_ANY_PROCESS or (owner := self._top_level_child(thread)) is None:
+                self._add(self._struck, self._children, signals)
+                self._add(self._senders, self._children, signals)
+            elif name in _OF_OWN_PROCESS or owner != thread:
+                self._add(self._struck, [owner] if name in _OF_OWN_PROCESS else [], signals)
+                self._add(self._senders, [owner], signals)
             _answer(listener, number, flags=_CONTINUE)
         except OSError:  # the caller has ended, or was interrupted and calls again
             return
 
-    def remove_child(self, child: int) -> tuple[bool | None, bool | None]:
-        """Return whether SIGKILL was sent to a child that ended, and by anything below it; ``None``: not known."""
-        watched = child in self.filtered
-        struck, sent = child in self.killed, child in self._senders
-        for children in (self.filtered, self.killed, self._senders):
-            children.discard(child)
+    def record_kill(self, child: int) -> None:
+        """Record that the guest sends a child SIGKILL on request."""
+        self._struck.add((child, SIGKILL))
+
+    def remove_child(self, child: int, status: int) -> tuple[bool | None, bool | None]:
+        """Return whether the signal that a child ended with was sent to it, and by anything below it.
+
+        ``status``: its exit code, or minus the signal. ``None``: not known.
+        """
+        watched, signal = child in self.filtered, SIGTERM if status in (-SIGTERM, 128 + SIGTERM) else SIGKILL
+        struck, sent = (child, signal) in self._struck, (child, signal) in self._senders
+        self.filtered.discard(child)
+        for pairs in (self._struck, self._senders):
+            pairs -= {(child, SIGKILL), (child, SIGTERM)}
         return (struck, sent) if watched else (struck or None, None)
 
-    def _record_sigkill(self, sender: int, target: SignalTarget | None, argument: int) -> None:
+    @staticmethod
+    def _add(pairs: set[tuple[int, int]], children: Iterable[int], signals: Iterable[int]) -> None:
+        pairs |= set(product(children, signals))
+
+    def _record_signal(self, sender: int, target: SignalTarget, argument: int, signal: int) -> None:
         owner = self._top_level_child(sender)
-        self._senders |= {owner} if owner is not None else set(self._children)
+        self._add(self._senders, self._children if owner is None else [owner], [signal])
         number = struct.unpack("=i", struct.pack("=I", argument & 0xFFFFFFFF))[0]
         if target == "descriptor":
             number = self._table.read_pidfd_target(sender, number)
         if number == 0 and target == "process":
             group = self._table.read_process_group(sender)
-            self.killed |= {child for child in self._children if child == group}
+            struck = [child for child in self._children if child == group]
         elif number in (0, -1):  # to all, or to an unknown target
-            self.killed |= set(self._children)
+            struck = list(self._children)
         else:
-            self.killed |= {child for child in self._children if self._table.read_inner_pid(child) == abs(number)}
+            struck = [child for child in self._children if self._table.read_inner_pid(child) == abs(number)]
             if target == "thread" and owner is not None:  # one of its own, mostly
-                self.killed.add(owner)
+                struck.append(owner)
+        self._add(self._struck, struck, [signal])
 
     def _top_level_child(self, pid: int) -> int | None:
         while pid not in self._children:

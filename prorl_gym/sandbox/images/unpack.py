@@ -228,7 +228,7 @@ class _EntryWriter:
     @contextmanager
     def _open_parent(self, path: str) -> Generator[int]:
         try:
-            descriptor = _make_directories(self.root, path)
+            descriptor = _make_directories(self.root, path, self.stats)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
                 raise broken_layer(f"{self.entry.name[:80]!r} lies below something that is no directory") from None
@@ -315,7 +315,7 @@ def _replace_by_directory(parent: int, name: str) -> None:
     _hide_lower(parent, name)
 
 
-def _make_directories(root: int, path: str) -> int:
+def _make_directories(root: int, path: str, made: UnpackStats) -> int:
     """Open a directory below ``root``, making what is missing; ``ENOTDIR`` when something else is in the way."""
     try:
         return open_directory_in_root(root, path)
@@ -323,9 +323,10 @@ def _make_directories(root: int, path: str) -> int:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             raise
     above, name = os.path.split(path)
-    parent = _make_directories(root, above)
+    parent = _make_directories(root, above, made)
     try:
         os.mkdir(name, 0o755, dir_fd=parent)
+        made.entries += 1
     except FileExistsError:
         if not stat.S_ISCHR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "a file or dangling link is in the way", path) from None

@@ -132,27 +132,27 @@ class GuestChannel:
         seen = list(self._breaches.pop(pid, ()))
         return [*seen, Breach.DISK] if self._disk_full and Breach.DISK not in seen else seen
 
-    def was_sigkilled_inside(self, pid: int) -> bool | None:
-        """Whether SIGKILL was sent from inside to a child that ended, or by us; ``None``: not known."""
+    def was_killed_inside(self, pid: int) -> bool | None:
+        """Whether the SIGKILL or SIGTERM that ended a child was sent from inside, or by us; ``None``: not known."""
         return self._kills.get(pid, _UNKNOWN)[0]
 
-    def may_involve_inside_sigkill(self, pid: int) -> bool:
-        """Whether SIGKILL was sent from inside to a child that ended or by anything below it, or may have been."""
+    def may_involve_inside_kill(self, pid: int) -> bool:
+        """Whether that signal was sent from inside to a child that ended or by anything below it, or may have been."""
         return self._kills.get(pid, _UNKNOWN) != (False, False)
 
-    async def sigkill_evidence(self, pid: int) -> Evidence | None:
-        """Return what is known about a child that SIGKILL ended; ``None``: a limit, the payload or we did it.
+    async def kill_evidence(self, pid: int) -> Evidence | None:
+        """Return what is known about a child that one of them ended; ``None``: a limit, the payload or we did it.
 
         A kernel that kills at the limit of the sandbox's cgroup does so for a limit, which ``pop_breaches`` then has.
         """
         self._on_readable()
-        if self._breaches.get(pid) or self.was_sigkilled_inside(pid) is not False:
+        if self._breaches.get(pid) or self.was_killed_inside(pid) is not False:
             return None
         if self.count_oom_kills is not None and (kills := await self.count_oom_kills()) > self._oom_kills:
             self._oom_kills = kills
             self._breaches.setdefault(pid, {})[Breach.MEMORY_SANDBOX] = None
             return None
-        return Evidence.SANDBOX_LOST_UNEXPLAINED
+        return Evidence.PROGRAM_KILLED_OUTSIDE
 
     def close(self, reason: str = "was closed", end_reason: ChannelEndReason = "closed") -> None:
         """Close the connection, which ends the guest; every waiting call raises ``SANDBOX_LOST``."""

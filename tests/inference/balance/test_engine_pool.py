@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -14,7 +15,13 @@ from prorl_gym.inference.balance.engine_pool import EnginePool, PoolOptions
 from prorl_gym.inference.balance.health_monitor import FailoverOptions
 from prorl_gym.inference.balance.simple_policies import StickyLeastOutstanding
 from prorl_gym.inference.engines.vllm import VllmEngine, VllmOptions
-from prorl_gym.inference.protocol import ContextExceeded, EngineOverloaded, GenerationRequest, GenerationResult
+from prorl_gym.inference.protocol import (
+    CallTimedOut,
+    ContextExceeded,
+    EngineOverloaded,
+    GenerationRequest,
+    GenerationResult,
+)
 from prorl_gym.testing.inference.engine_conformance import request
 from prorl_gym.testing.inference.fake_engine import FakeEngine, Reply, scripted_replies
 
@@ -47,6 +54,18 @@ async def test_a_failed_call_is_made_again_elsewhere_from_the_same_ids(kind):
     assert bad.requests[0].prompt_ids == good.requests[0].prompt_ids == (5, 6, 7)
     assert bad.requests[0].request_id != good.requests[0].request_id
     assert pool.failovers == 1
+
+
+async def test_a_call_that_is_too_long_for_its_time_says_so_and_is_not_made_elsewhere():
+    slow, other = FakeEngine("a", scripted_replies([ANSWER, CallTimedOut("a", 3.0)])), FakeEngine("b", fine)
+    async with pool_of(slow) as pool:
+        await pool.generate(request())
+        pool.members.all[0].pace.record_call(seconds=50.0, tokens=100)
+        pool.add_engine(other)
+        with pytest.raises(EngineError, match=r"At its pace 400 tokens take \d+ s.\nRaise 'request_seconds'") as caught:
+            await pool.generate(replace(request(), max_tokens=400))
+        assert (caught.value.kind, other.requests) == (FailureKind.ENGINE_TIMEOUT, [])
+        assert await pool.measure_paces() == {"a": 0.0, "b": 0.0}
 
 
 async def test_a_refusal_is_not_tried_elsewhere():

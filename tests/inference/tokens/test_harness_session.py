@@ -8,7 +8,11 @@ from harness_play import ALL_TOOLS, EDIT, SYSTEM, TASK, Play, assistant, result,
 from token_codecs import ALL, BOTH, needs_qwen
 
 from prorl_gym.errors import EngineError, FailureKind, Limit, LimitReached, TaskError
+from prorl_gym.inference.tokens.chat_codec import ChatCodec
+from prorl_gym.inference.tokens.harness_call import HarnessCall
+from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
 from prorl_gym.records import NOT_SAMPLED, Message
+from prorl_gym.testing.inference.fake_engine import Reply
 
 START = (SYSTEM, TASK)
 
@@ -192,15 +196,44 @@ async def test_all_of_what_came_of_a_cut_turn_is_extended():
 
 
 async def test_side_calls_are_labelled_and_not_trained():
-    play = Play([said("A title"), said("One."), said("A class"), said("Two.")])
+    play = Play([said("A title"), said("One."), said("Two.")])
     title = (Message(role="system", content="You are a title generator."), TASK)
     await play.ask(*title, tools=(), kind="side")
     one = await play.ask(*START)
-    await play.ask(*START, shown(one), user("Is it done?"), kind="side")
     await play.ask(*START, shown(one), user("on"))
-    assert play.causes == ["side_call", "first", "side_call"]
-    assert [segment.trained for segment in play.segments] == [False, True, False]
-    assert play.segments[2].parent == 1
+    assert play.causes == ["side_call", "first"]
+    assert [segment.trained for segment in play.segments] == [False, True]
+
+
+async def test_what_extends_an_agents_conversation_is_its_own_whatever_its_words():
+    play = Play([said("One."), said("Yes."), said("Two.")])
+    one = await play.ask(*START)
+    done = await play.ask(*START, shown(one), user("Is it done?"), kind="side")
+    await play.ask(*START, shown(one), user("Is it done?"), shown(done), user("on"))
+    assert (play.causes, play.segments[0].trained) == (["first"], True)
+
+
+async def test_what_cannot_fit_into_the_context_is_refused_before_it_is_rendered(monkeypatch: pytest.MonkeyPatch):
+    play = Play([said("One.")], max_tokens=1000)
+    monkeypatch.setattr(ChatCodec, "render_plain", lambda *args, **options: pytest.fail("rendered"))
+    for history in ([user("blanks" + " " * 16_000)], [user("a")] * 250):
+        with pytest.raises(TaskError, match="at least"):
+            await play.ask(*history)
+        with pytest.raises(TaskError, match="at least"):
+            await play.session.count_tokens(HarnessCall([HistoryEntry(one) for one in history], ()))
+
+
+async def test_calls_that_are_given_up_before_a_token_are_limited_as_turns_are():
+    play = Play(lambda request: Reply((5,), hold=asyncio.Event()), max_turns=3)
+    for _ in range(3):
+        call = asyncio.ensure_future(play.ask(*START))
+        await play.engine.call_held.wait()
+        call.cancel()
+        await asyncio.wait({call})
+        play.engine.call_held.clear()
+    with pytest.raises(LimitReached):
+        await play.ask(*START)
+    assert len(play.engine.requests) == 3
 
 
 async def test_a_summary_is_trained_once_in_its_own_segment():

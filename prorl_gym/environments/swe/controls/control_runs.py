@@ -85,7 +85,7 @@ class JobResult:
     stop_points: tuple[StopPoint, ...] = ()
     """One for each test of the function that began, when traced; a function with parameters is several tests."""
     sigkill: Evidence | None = None
-    """Set when SIGKILL ended it and no program in the sandbox sent that; see ``ExecResult.sigkill_evidence``."""
+    """Set when SIGKILL ended it and no program in the sandbox sent that; see ``ExecResult.kill_evidence``."""
 
 
 NOT_RUN = JobResult(passed=False)
@@ -186,9 +186,9 @@ async def _run_with(
     results: dict[int, JobResult] = {}
     for number, job in jobs.items():
         if (event := events.get(number)) is None:
-            results[number] = replace(NOT_RUN, sigkill=ended.sigkill_evidence if was_killed(ended) else None)
+            results[number] = replace(NOT_RUN, sigkill=ended.kill_evidence if was_killed(ended) else None)
         else:
-            sigkill = ended.sigkill_evidence if event.get("killed") is True else None
+            sigkill = ended.kill_evidence if event.get("killed") is True else None
             results[number] = replace(_read_result(event, job), sigkill=sigkill)
     return results
 

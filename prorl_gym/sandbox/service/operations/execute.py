@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from errno import E2BIG, EACCES, EINVAL, ELIBBAD, ELOOP, ENOENT, ENOEXEC, ENOMEM, ENOTDIR, ETXTBSY
 
+from prorl_gym.deadlines import Timeout
 from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnusableSandboxError
 from prorl_gym.sandbox.cancellation import run_shielded
 from prorl_gym.sandbox.guest.guest_messages import ChildStartError
@@ -18,6 +19,7 @@ from prorl_gym.sandbox.service.guest_channel import GuestChannel
 from prorl_gym.sandbox.service.operations.fd_streams import FdReader, FdWriter, OutputCapture
 
 _SIGKILL_EXIT_CODE = 128 + signal.SIGKILL
+_KILLING = (signal.SIGKILL, signal.SIGTERM)
 UNUSABLE_PROGRAM_ERRNOS = (ENOENT, ENOTDIR, EACCES, ENOEXEC, ELOOP, ETXTBSY, ELIBBAD)
 """Flaws of the file, not of the sandbox, when a program cannot be executed."""
 
@@ -68,9 +70,9 @@ class ChildProcess:
         return cls(channel, reply.fields["pid"], reply.descriptors)
 
     @property
-    def was_sigkilled(self) -> bool:
-        """Whether SIGKILL ended the child itself."""
-        return self.exited.done() and not self.exited.exception() and self.exited.result() == -signal.SIGKILL
+    def was_killed(self) -> bool:
+        """Whether SIGKILL or SIGTERM ended the child itself."""
+        return self.exited.done() and not self.exited.exception() and -self.exited.result() in _KILLING
 
     async def send_signal(self, number: int) -> None:
         """Send a signal to the child and the processes of its group, as C-c on a terminal would."""
@@ -123,7 +125,7 @@ async def execute(
     readers = [FdReader(fd, capture.feed) for fd, capture in zip(child.descriptors[1:], captures, strict=True)]
     timed_out = False
     try:
-        async with asyncio.timeout(timeout):
+        async with Timeout(timeout):
             await asyncio.shield(child.exited)
     except TimeoutError:
         timed_out = True
@@ -142,7 +144,7 @@ async def execute(
     if code == _SIGKILL_EXIT_CODE and channel.is_lost():  # a dying sandbox takes its processes first
         raise SandboxError(FailureKind.SANDBOX_LOST, f"the sandbox was lost while it ran {argv[0]}.")
     if code == _SIGKILL_EXIT_CODE and not timed_out:
-        await channel.sigkill_evidence(child.pid)  # which names a limit, if that was one
+        await channel.kill_evidence(child.pid)  # which names a limit, if that was one
     breach = classify_breach(
         exit_code=code,
         observed=channel.pop_breaches(child.pid),
@@ -151,9 +153,9 @@ async def execute(
         truncated=truncated,
     )
     seconds = time.monotonic() - started
-    unseen = not timed_out and breach is None and not channel.may_involve_inside_sigkill(child.pid)
-    sigkill = Evidence.SANDBOX_LOST_UNEXPLAINED if unseen else None
-    return ExecResult(code, stdout, stderr, timed_out, truncated, seconds, breach, sigkill)
+    unseen = not timed_out and breach is None and not channel.may_involve_inside_kill(child.pid)
+    evidence = Evidence.PROGRAM_KILLED_OUTSIDE if unseen else None
+    return ExecResult(code, stdout, stderr, timed_out, truncated, seconds, breach, evidence)
 
 
 def to_exit_code(status: int) -> int:

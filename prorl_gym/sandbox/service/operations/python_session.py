@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, cast
 
+from prorl_gym.deadlines import Timeout
 from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnfitImageError, UnusableSandboxError
 from prorl_gym.sandbox.cancellation import run_shielded
 from prorl_gym.sandbox.guest.guest_messages import ChildStartError
@@ -174,8 +175,8 @@ class PersistentPython:
         self._capture = OutputCapture(spec.limits.output)
         self._worker: _PythonWorker | None = None
         self._kill_evidence: Evidence | None = None
-        self._sigkilled_inside: bool | None = None
-        """``GuestChannel.was_sigkilled_inside`` of a worker that was killed while it started."""
+        self._killed_inside: bool | None = None
+        """``GuestChannel.was_killed_inside`` of a worker that was killed while it started."""
         self._was_started = False
         self._was_restarted = False
 
@@ -188,7 +189,7 @@ class PersistentPython:
         answer = worker.run_cell(code)
         timed_out = False
         try:
-            async with asyncio.timeout(timeout):
+            async with Timeout(timeout):
                 await asyncio.shield(answer)
         except TimeoutError:
             timed_out = True
@@ -249,13 +250,13 @@ class PersistentPython:
         except BaseException:
             await run_shielded(worker.kill())
             raise
-        killed = worker.child.was_sigkilled
+        killed = worker.child.was_killed
         await run_shielded(worker.kill())
         self._raise_if_lost("while python3 started")
         detail = self._capture.pop_text().strip().rpartition("\n")[2][:200]
         if killed:
-            self._kill_evidence = await self._channel.sigkill_evidence(worker.child.pid)
-            self._sigkilled_inside = self._channel.was_sigkilled_inside(worker.child.pid)
+            self._kill_evidence = await self._channel.kill_evidence(worker.child.pid)
+            self._killed_inside = self._channel.was_killed_inside(worker.child.pid)
             if not self._channel.pop_breaches(worker.child.pid):
                 return None
         defect, fix = _KERNEL_DEFECT if self._spec.python_tool == "kernel" else _SESSION_DEFECT
@@ -320,7 +321,7 @@ class PersistentPython:
         what = "python3 was killed twice while it started."
         if self._kill_evidence is not None:
             return SandboxError.from_evidence(self._kill_evidence, what)
-        if self._sigkilled_inside and not self._was_started:  # by the image's python3, or what a payload put there
+        if self._killed_inside and not self._was_started:  # by the image's python3, or what a payload put there
             return UnusableSandboxError(what)
         evidence = Evidence.PAYLOAD_BROKE_SANDBOX if self._was_started else Evidence.PROGRAM_KILLED_OUTSIDE
         return SandboxError.from_evidence(evidence, what)
@@ -328,7 +329,7 @@ class PersistentPython:
     async def _raise_if_killed_unexplained(self, worker: _PythonWorker) -> None:
         """Raise if SIGKILL ended the worker, and neither a limit nor a program inside explains that."""
         child = worker.child
-        if child.was_sigkilled and (evidence := await self._channel.sigkill_evidence(child.pid)) is not None:
+        if child.was_killed and (evidence := await self._channel.kill_evidence(child.pid)) is not None:
             self._worker = None
             worker.close_descriptors()
             what = "the python session was killed, and nothing in its sandbox explains that."

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from prorl_gym.deadlines import Timeout
 from prorl_gym.errors import Evidence, FailureKind, SandboxError, UnfitImageError
 from prorl_gym.sandbox.cancellation import run_shielded
 from prorl_gym.sandbox.guest.guest_messages import ChildStartError
@@ -349,7 +350,9 @@ class PersistentShell:
 
     async def _wait(self, running: "asyncio.Future[Completion]", seconds: float) -> None:
         try:
-            await asyncio.wait([running], timeout=seconds)
+            with suppress(TimeoutError):
+                async with Timeout(seconds):
+                    await asyncio.wait([running])
         except asyncio.CancelledError:
             await run_shielded(self._abandon(running))
             raise
@@ -443,7 +446,7 @@ class PersistentShell:
             if self._channel.is_lost():
                 raise SandboxError(FailureKind.SANDBOX_LOST, "the sandbox was lost before a command.")
         child = bash.child
-        if child.was_sigkilled and (evidence := await self._channel.sigkill_evidence(child.pid)) is not None:
+        if child.was_killed and (evidence := await self._channel.kill_evidence(child.pid)) is not None:
             await self._discard_bash(bash)
             what = "the shell was killed, and nothing in its sandbox explains that."
             raise SandboxError.from_evidence(evidence, what)

@@ -410,6 +410,17 @@ async def python_survives_its_death(box: Sandbox) -> None:
         assert (await _run_cell(python, "1 + 1")).output == "2\n"
 
 
+async def python_forked_child_answers_nothing(box: Sandbox) -> None:
+    """A child that a cell forks and that comes back from it, by whatever way, ends there; the worker goes on."""
+    python = await box.python()
+    for way in ("pass", "raise SystemExit", "1 / 0", "raise KeyboardInterrupt"):
+        forked = f"child = os.fork()\nif not child:\n    {way}\nelse:\n    os.waitpid(child, 0)\nchild > 0"
+        code = f"import os\nkeep = 1\n{forked}"
+        result = await _run_cell(python, code)
+        assert result.ok and not result.restarted and result.output.endswith("True\n"), (way, result)
+        assert (await _run_cell(python, "child > 0, keep")).output == "(True, 1)\n", way
+
+
 async def python_survives_garbage_on_its_channel(box: Sandbox) -> None:
     """Forged answers on any descriptor are at worst a restart."""
     python = await box.python()

@@ -255,7 +255,7 @@ async def test_a_body_is_known_to_be_killed_by_what_its_parent_saw(event: dict[s
         key = next(path for path in sandbox.files if path.endswith("/key"))
         line = {"key": sandbox.files[key].decode(), "id": 0, "code": -1, "output": "", **event}
         sandbox.files[key.removesuffix("key") + "report"] = json.dumps(line).encode()
-        return ExecResult(0, b"", b"", sigkill_evidence=Evidence.SANDBOX_LOST_UNEXPLAINED)
+        return ExecResult(0, b"", b"", kill_evidence=Evidence.SANDBOX_LOST_UNEXPLAINED)
 
     sandbox.script.on_exec = report
     (ran,) = await run_jobs(sandbox, task(), [FunctionJob("test_calc.py", "", "test_add", "own")], 1.0, 1.0)

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import zmq
@@ -14,6 +15,7 @@ from jupyter_client.session import Session
 class IPKernelApp:
     def __init__(self) -> None:
         self.kernel = self
+        self.shell = SimpleNamespace(events=SimpleNamespace(register=lambda event, call: None))
         self.silent = int(os.environ.get("FAKE_SILENT", "0"))
         """Questions of the start whose answers are dropped, as if the subscription were not known yet."""
 
@@ -27,15 +29,15 @@ class IPKernelApp:
         info = json.loads(Path(argv[1]).read_text())
         self.session = Session(key=info["key"].encode())
         context = zmq.Context()
-        self.shell, self.iopub = context.socket(zmq.ROUTER), context.socket(zmq.PUB)
+        self.requests, self.iopub = context.socket(zmq.ROUTER), context.socket(zmq.PUB)
         if not os.environ.get("FAKE_UNBOUND"):
-            self.shell.bind(f"ipc://{info['ip']}-{info['shell_port']}")
+            self.requests.bind(f"ipc://{info['ip']}-{info['shell_port']}")
             self.iopub.bind(f"ipc://{info['ip']}-{info['iopub_port']}")
 
     def start(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         while True:
-            self.who, self.asked = self.session.recv(self.shell, mode=0)
+            self.who, self.asked = self.session.recv(self.requests, mode=0)
             if self.asked["msg_type"] == "execute_request":
                 exec(self.asked["content"]["code"], {"k": self})
             elif self.silent:
@@ -51,7 +53,9 @@ class IPKernelApp:
         self.publish("display_data", {"data": {name.replace("_", "/"): value for name, value in forms.items()}})
 
     def reply(self, **content: Any) -> None:
-        self.session.send(self.shell, "execute_reply", {"status": "ok", **content}, parent=self.asked, ident=self.who)
+        self.session.send(
+            self.requests, "execute_reply", {"status": "ok", **content}, parent=self.asked, ident=self.who
+        )
 
     def idle(self) -> None:
         self.publish("status", {"execution_state": "idle"})

@@ -68,15 +68,21 @@ class NotedGateway(RolloutGateway):
         codec: tokenizer and chat template of the engine.
         settings: of the rollout.
         max_model_len: context of the engine in tokens, if it has one.
+        side_calls: of the program.
     """
 
     def __init__(
-        self, engine: PoolEngine, codec: ChatCodec, settings: ResolvedSettings, max_model_len: int | None = None
+        self,
+        engine: PoolEngine,
+        codec: ChatCodec,
+        settings: ResolvedSettings,
+        max_model_len: int | None = None,
+        side_calls: Sequence[str] = (),
     ) -> None:
         self.pool = _NotingPool("policy", max_model_len=max_model_len)
         self.pool.add_engine(engine)
         self.session = HarnessSession(self.pool, codec, settings, rollout_id="r")
-        super().__init__(self.session, codec, settings)
+        super().__init__(self.session, codec, settings, side_calls)
 
     def count_captured(self) -> tuple[int, int]:
         """Return how many tokens the engine sampled, and how many of them are recorded exactly.
@@ -128,12 +134,12 @@ class ScriptedGateway(NotedGateway):
     (a title, a summary) gets a word.
     """
 
-    def __init__(self, turns: Sequence[ScriptedTurn], *, max_turns: int = 50) -> None:
+    def __init__(self, turns: Sequence[ScriptedTurn], *, max_turns: int = 50, side_calls: Sequence[str] = ()) -> None:
         self.codec = _codec()
         self.turns = list(turns)
         self.engine = _ScriptedEngine(self.codec, self.turns)
         limits = RolloutSettings(max_turns=max_turns, max_tokens=400_000, max_turn_tokens=30_000)
-        super().__init__(self.engine, self.codec, resolve_settings(limits))
+        super().__init__(self.engine, self.codec, resolve_settings(limits), side_calls=side_calls)
 
 
 @cache

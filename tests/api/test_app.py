@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import stat
 from collections.abc import AsyncIterator, Sequence
@@ -55,6 +56,49 @@ async def test_a_silent_stream_beats(served: Served, monkeypatch: pytest.MonkeyP
         while (line := await response.content.readline()) == b"\n":
             pass
         assert json.loads(line)["rollout"]["rollout_id"] == "a"
+
+
+async def test_a_stream_waits_while_the_disk_fails(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read, fails = served.service.ledger.read_records, iter([True, True])
+
+    async def read_records(*arguments: Any) -> Any:
+        if next(fails, False):
+            raise DiskFullError("l.sqlite: the disk is full.", "Free space.")
+        return await read(*arguments)
+
+    monkeypatch.setattr("prorl_gym.api.routes.rollouts.DISK_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(served.service.ledger, "read_records", read_records)
+    await served.ask("POST", "/v1/rollouts", ask("a"))
+    async with served.http.get(served.url + "/v1/stream") as response:
+        assert [await response.content.readline() for _ in range(2)] == [b"\n", b"\n"]
+        assert json.loads(await response.content.readline())["rollout"]["rollout_id"] == "a"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_a_disk_that_fails_is_logged_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*arguments: Any) -> Any:
+        raise DiskFullError("l.sqlite: the disk is full.", "Free space.")
+
+    monkeypatch.setattr(served.service.ledger, "unacknowledged", fail)
+    assert [(await served.ask("GET", "/v1/unacknowledged"))[0] for _ in range(5)] == [503] * 5
+    assert len([record for record in caplog.records if "disk is full" in record.message]) == 1
+
+
+async def test_a_client_that_cuts_its_body_is_no_error(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    _, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
+    fields = ("Host: x", f"Authorization: Bearer {TOKEN}", "Content-Type: application/json", "Content-Length: 100")
+    writer.write("\r\n".join(("POST /v1/rollouts HTTP/1.1", *fields, "", "[")).encode())
+    await writer.drain()
+    writer.close()
+    async with asyncio.timeout(10):
+        while "the client left" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_the_name_of_the_scheme_has_no_case(served: Served) -> None:

@@ -105,5 +105,5 @@ def test_killed_rollouts_go_on_after_their_last_whole_turn() -> None:
         name: ("", turns) for name, (_, turns) in wanted.items()
     }
     assert {name: one.reward for name, one in rollouts.items()} == dict.fromkeys(wanted, 1.0)
-    again = {place: times for place, times in server.asked.items() if times > 1}
+    again = {place: times for place, times in server.asked.items() if times > 1 and place[0] != "trial"}
     assert again == {(name, turns): 2 for name, turns in held.items()}, "the engine saw a turn again that was whole"

@@ -65,7 +65,7 @@ async def roll_out(preset: str, environment: str, sandboxes: SandboxBackend) -> 
     command = find_program(preset, {}, SandboxConfig().agents_cache_dir())
     leases, artifacts = SandboxLeases(sandboxes), Artifacts()
     leases.mount_for_agent(command.sandbox_mounts())
-    gateway = ScriptedGateway(script_for(preset, environment))
+    gateway = ScriptedGateway(script_for(preset, environment), side_calls=command.side_calls)
     try:
         score = await let_work(environment, leases, command, gateway, artifacts)
     finally:

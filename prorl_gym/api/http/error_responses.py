@@ -1,11 +1,13 @@
 """Error answers: ``{"error": {"what", "fix"}}`` and a status, never a traceback."""
 
 import logging
+import time
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
@@ -45,6 +47,9 @@ LEDGER_FULL_RETRY_SECONDS = 30
 DISK_RETRY_SECONDS = 5
 """Seconds after which a disk that failed may work again."""
 
+_LOG_SECONDS = 60.0
+"""An error that each request meets is logged once in so many."""
+
 
 class ApiError(ProrlError):
     """The request is wrong, or may be sent again after ``retry_after`` seconds."""
@@ -66,8 +71,17 @@ def error_response(
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    for kind in (ProrlError, RequestValidationError, HTTPException, Exception):
+    for kind in (ProrlError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _handle_error)
+
+
+def _is_logged(app: FastAPI, text: str) -> bool:
+    """Whether this error is in the log since a minute: a disk that fails is met by each request."""
+    before, at = getattr(app.state, "logged_error", ("", 0.0))
+    is_known = before == text and time.monotonic() < at + _LOG_SECONDS
+    if not is_known:
+        app.state.logged_error = text, time.monotonic()
+    return is_known
 
 
 async def _handle_error(request: Request, error: Exception) -> Response:
@@ -77,7 +91,7 @@ async def _handle_error(request: Request, error: Exception) -> Response:
             return error_response(error.status, error.what, error.fix, headers)
         case ProrlError():
             status = next((status for kind, status in _STATUS_BY_ERROR if isinstance(error, kind)), 500)
-            if status >= 500:
+            if status >= 500 and not _is_logged(request.app, str(error)):
                 _LOG.error("%s: %s", request.url.path, error)
             headers = None
             if isinstance(error, LedgerError) and status != 500:
@@ -102,6 +116,9 @@ async def _handle_error(request: Request, error: Exception) -> Response:
                 methods = {method for route in routes for method in getattr(route, "methods", None) or ()}
                 headers["Allow"] = ", ".join(sorted(methods))
             return error_response(error.status_code, what, fix, headers)
+        case ClientDisconnect():
+            _LOG.debug("%s %s: the client left before the end of its body", request.method, request.url.path)
+            return Response()  # nobody reads it
         case _:
             _LOG.error("%s %s broke", request.method, request.url.path, exc_info=error)
             return error_response(500, "The service is at fault.", "Its log has the traceback; please report it.")

@@ -1,6 +1,7 @@
 """Submit rollouts, look them up, cancel them, and read their records as they finish."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Annotated
 
@@ -8,7 +9,7 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import Field, TypeAdapter, WrapValidator
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
-from prorl_gym.api.http.error_responses import ApiError
+from prorl_gym.api.http.error_responses import DISK_RETRY_SECONDS, ApiError
 from prorl_gym.api.http.middleware import HTML_HEADERS
 from prorl_gym.api.http.openapi import AUTH_ERRORS, errors
 from prorl_gym.api.policy_control import PolicyController
@@ -46,8 +47,11 @@ from prorl_gym.errors import NotFoundError
 from prorl_gym.pages.rollout_page import render_rollout
 from prorl_gym.records import Rollout
 from prorl_gym.rollout.ledger.encoding import encode_rollout
+from prorl_gym.rollout.ledger.ledger_config import DamagedLedgerError, LedgerError
 from prorl_gym.rollout.protocol import Delivery, ListPage, ProblemOrder, RolloutState, SortColumn
 from prorl_gym.rollout.service import RolloutService
+
+_LOG = logging.getLogger(__name__)
 
 MAX_WAIT_SECONDS = 60.0
 """Seconds that one request may wait for a result."""
@@ -288,13 +292,23 @@ async def _stream_lines(
 ) -> AsyncGenerator[bytes, None]:
     """Yield pages of records as lines; after ``HEARTBEAT_SECONDS`` without one, news of pauses and an empty line.
 
-    Unread records stay in the ledger: at most one page is held here for a slow reader.
+    Unread records stay in the ledger: at most one page is held here for a slow reader. While the disk fails it waits.
     """
     reported: set[tuple[str, float]] = set()
     while True:
-        page = await service.read_page(run, cursor, HEARTBEAT_SECONDS if follow else 0.0)
+        try:
+            page = await service.read_page(run, cursor, HEARTBEAT_SECONDS if follow else 0.0)
+            stale = await _stale_cursors(service, run, page) if page else set[int]()
+        except DamagedLedgerError:
+            raise
+        except LedgerError as error:
+            if service.is_shutting_down:
+                return
+            _LOG.debug("a stream waits: %s", error)
+            yield b"\n"
+            await asyncio.sleep(DISK_RETRY_SECONDS)
+            continue
         if page:
-            stale = await _stale_cursors(service, run, page)
             yield "".join(_line(delivery, delivery.cursor in stale) for delivery in page).encode()
             cursor = page[-1].cursor
         elif not follow or service.is_shutting_down:

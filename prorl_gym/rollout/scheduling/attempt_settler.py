@@ -64,8 +64,9 @@ class LedgerRetry:
             try:
                 result = await call()
             except LedgerError as error:
+                if self.problem != str(error):
+                    _LOG.error("the ledger fails: %s", error)
                 self.problem = str(error)
-                _LOG.error("the ledger fails: %s", error)
                 if self.stopping.is_set():
                     raise
             else:
@@ -123,7 +124,9 @@ class AttemptSettler:
     async def _log_turn(self, event: TurnEnded) -> None:
         try:
             await self._ledger.log_turn(event)
-        except (LedgerError, ValueError) as error:  # it only saves work
+        except LedgerError as error:  # it only saves work, and ``LedgerRetry`` names a disk that fails
+            _LOG.debug("rollout %s: turn %d is not logged: %s", event.rollout_id, event.number, error)
+        except ValueError as error:
             _LOG.warning("rollout %s: turn %d is not logged: %s", event.rollout_id, event.number, error)
 
     def _move(self, entry: PendingRollout | None, event: AttemptMoved) -> None:

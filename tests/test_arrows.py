@@ -26,6 +26,7 @@ BASE: dict[str, set[str]] = {
     "gym_roots": set(),
     "thoughts": set(),
     "concurrency": set(),
+    "left_out": set(),
     "records": {"errors", "settings"},
     "config": {"errors", "logs"},
 }

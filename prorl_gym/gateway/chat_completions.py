@@ -35,6 +35,7 @@ from prorl_gym.gateway.model_call import (
     text_of_arguments,
 )
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
+from prorl_gym.left_out import count_left_out, unknown_fields
 from prorl_gym.records import ToolCall
 from prorl_gym.thoughts import split_thinking
 
@@ -44,9 +45,12 @@ _FIELDS = {
     "assistant": frozenset({"role", "content", "refusal", "tool_calls", "reasoning_content"}) | TOKEN_FIELDS,
     "tool": frozenset({"role", "content", "tool_call_id"}),
 }
-"""Fields of messages that are read; all others are ignored, except ``REJECTED_FIELDS``."""
+"""Fields of messages that are read; others are left out and counted, except ``REJECTED_FIELDS``."""
 
 _PLAIN_FIELDS = frozenset({"role", "content"})
+_REPEATED_FIELDS = frozenset({"reasoning", "annotations", "provider_specific_fields"})
+"""Of messages that clients send back as they were answered: what they say is in the other fields, or is no text."""
+
 REJECTED_FIELDS = {
     "function_call": "Send calls as 'tool_calls', and their results as messages of the role 'tool'.",
     "audio": TEXT_FIX,
@@ -161,6 +165,7 @@ def _normalize_message(given: object, where: str) -> object:
         raise ConfigError(f"{where}: only the assistant calls tools.", "Leave out 'tool_calls', or correct the role.")
     fields = _FIELDS.get(str(role), _PLAIN_FIELDS)
     plain = {key: value for key, value in message.items() if key in fields and value is not None}
+    count_left_out("agent_program", "chat completions", unknown_fields(message, fields | _REPEATED_FIELDS, "message."))
     if isinstance(plain.get("content"), list):
         plain["content"] = read_text(plain["content"], where)
     if role == "assistant":

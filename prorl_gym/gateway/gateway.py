@@ -29,6 +29,7 @@ from prorl_gym.inference.tokens.prompt_builder import BuiltPrompt, PromptBuilder
 from prorl_gym.inference.tokens.segment_cache import SegmentCache
 from prorl_gym.inference.tokens.transcript import ThinkingMode
 from prorl_gym.inference.tokens.turn import ParsedTurn, SampledTurn, derive_seed, read_turn, sample_turn
+from prorl_gym.left_out import left_out_counts
 from prorl_gym.logs import redact
 
 log = logging.getLogger(__name__)
@@ -304,6 +305,8 @@ class _Metrics:
         self._memory = Gauge("prorl_model_memory_tokens", "Token ids kept of recent turns.", registry=known)
         self._engines = Gauge("prorl_model_engines", "Engines.", ["state"], registry=known)
         self._failovers = Gauge("prorl_model_failovers_total", "Calls retried on another engine.", registry=known)
+        left_out = Gauge("prorl_model_left_out_total", "Fields of calls that are not known.", registry=known)
+        left_out.set_function(lambda: sum(left_out_counts().values()))
         for origin in PromptOrigin:
             self.prompts.labels(origin.value)  # so that the page shows 0 before the first of them
 

@@ -151,10 +151,8 @@ def reject_unsupported(params: Mapping[str, Any], options: GatewayOptions, templ
 
     ``template_options`` are what the chat template always gets; a call may repeat them.
     """
-    for name, value in _flatten(params):
-        harmless = not value or name in _SUPPORTED or name in _IGNORED or _DEFAULT_VALUES.get(name) == value
-        if name == "chat_template_kwargs":
-            harmless = harmless or value == template_options
+    for name, value in unhonoured_params(params):
+        harmless = name == "chat_template_kwargs" and value == template_options
         if not harmless and name not in options.ignore_parameters:
             raise unsupported(
                 f"{name}: {_short(value)}",
@@ -165,6 +163,13 @@ def reject_unsupported(params: Mapping[str, Any], options: GatewayOptions, templ
     for name in ("chat_template_kwargs", "extra_body"):
         if metadata.get(name) and f"metadata.{name}" not in options.ignore_parameters:
             raise unsupported(f"metadata.{name}", "Set 'inference.template_options' of the server for all calls.")
+
+
+def unhonoured_params(params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Return names and values of parameters that would change the answer, and that nothing here honours."""
+    for name, value in _flatten(params):
+        if value and name not in _SUPPORTED and name not in _IGNORED and _DEFAULT_VALUES.get(name) != value:
+            yield name, value
 
 
 def unsupported(what: str, fix: str) -> ConfigError:

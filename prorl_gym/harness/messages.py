@@ -17,16 +17,24 @@ from prorl_gym.harness.body_reader import ReadBody
 from prorl_gym.harness.client_tools import read_tools
 from prorl_gym.harness.wires import Wire, lenient_call, readable_text
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
+from prorl_gym.left_out import unknown_fields
 from prorl_gym.records import Message, ToolCall
 
 _PART_OF_TEXT = "\n"
 """Between the parts of a system or user message: programs send notes and tasks as parts of one message."""
+
+_PARAMETERS = frozenset(
+    {"model", "messages", "system", "tools", "tool_choice", "max_tokens", "stream", "metadata", "service_tier"}
+    | {"temperature", "top_p", "top_k", "thinking", "context_management"}
+)
+"""Of a call, those that are read, that the rollout decides, or that change nothing."""
 
 _NO_USAGE = {"input_tokens": 0, "output_tokens": 0}
 
 
 def read_call(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) -> ModelCall:
     fields = body.fields
+    omitted.update(unknown_fields(fields, _PARAMETERS, "parameter "))
     history = body.read_history(fields.get("messages"), partial(read_messages, omitted=omitted))
     choice = as_item(fields.get("tool_choice")) or {}
     params = {

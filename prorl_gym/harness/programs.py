@@ -42,5 +42,7 @@ class HarnessPrograms:
     def open_agent(self, job: Job, settings: ResolvedSettings) -> tuple[AttemptSession, Agent]:
         program = find_program(settings.agent, self._configured, self._layers)
         session = self._source.open_harness_session(job, settings)
-        gateway = RolloutGateway(session.model_session, self._source.codec, settings, program.side_calls)
+        gateway = RolloutGateway(
+            session.model_session, self._source.codec, settings, settings.agent, program.side_calls
+        )
         return session, CommandAgent(program, gateway)

@@ -29,6 +29,7 @@ from prorl_gym.harness.wires import CHAT, RESPONSES, Wire, kind_of, lineage_of
 from prorl_gym.inference.tokens.chat_codec import ChatCodec
 from prorl_gym.inference.tokens.harness_call import HarnessCall
 from prorl_gym.inference.tokens.harness_session import TOKENS_PER_MESSAGE, HarnessSession
+from prorl_gym.left_out import count_left_out
 from prorl_gym.logs import redact
 from prorl_gym.records import Message
 from prorl_gym.settings import ResolvedSettings
@@ -155,13 +156,17 @@ class RolloutGateway:
     """
 
     def __init__(
-        self, session: HarnessSession, codec: ChatCodec, settings: ResolvedSettings, side_calls: Sequence[str] = ()
+        self,
+        session: HarnessSession,
+        codec: ChatCodec,
+        settings: ResolvedSettings,
+        program: str,
+        side_calls: Sequence[str] = (),
     ) -> None:
         self.token = secrets.token_urlsafe(32)
         """Bearer token, which opens this rollout only."""
-        self.omitted: Counter[str] = Counter()
-        """Parts left out of calls, by name: hosted tools, parts that are no text."""
         self._session = session
+        self._program = program
         self._side_calls = side_calls
         self._form = AnswerFormat(MODEL, codec, with_tokens=False, with_reasoning=True)
         self._sampling = SamplingParams(
@@ -314,9 +319,7 @@ class RolloutGateway:
             raise
         except (ValueError, TypeError, RecursionError) as error:
             raise ConfigError(f"the body is no call that can be read ({str(error)[:200]}).", "Send JSON.") from None
-        for name in omitted.keys() - self.omitted.keys():
-            log.info("left out of calls of an agent program: %s", name)
-        self.omitted += omitted
+        count_left_out("agent_program", self._program, omitted.elements())
         return body, call
 
     # --- one call -----------------------------------------------------------------------------------------------

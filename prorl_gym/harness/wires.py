@@ -1,9 +1,9 @@
 """The wires of agent programs: how each API spells calls and answers, its calls read leniently.
 
 What a text model cannot use is left out or named, and counted. The model server refuses what it does not honour. Here
-the rollout decides about sampling and limits, and an unmodified program cannot be made to send less: unknown fields are
-ignored, a part that is not text becomes a note (for tools see ``client_tools``). A program that gets a 4xx for such a
-thing ends, and its rollout with it.
+the rollout decides about sampling and limits, and an unmodified program cannot be made to send less: parameters and
+fields without a meaning here are left out, too, and a part that is not text becomes a note (for tools see
+``client_tools``). A program that gets a 4xx for such a thing ends, and its rollout with it.
 
 Answers are written as the model server writes them (``prorl_gym.gateway``), which alone reads strictly.
 """
@@ -19,11 +19,21 @@ from prorl_gym.errors import ConfigError
 from prorl_gym.gateway import chat_completions, responses
 from prorl_gym.gateway.answer import AnswerFormat, AnswerHead, CompletedTurn, EventWriter
 from prorl_gym.gateway.history import TEXT_FIX, Item, as_item, as_list, as_parts, read_text
-from prorl_gym.gateway.model_call import ModelCall, SamplingParams
+from prorl_gym.gateway.model_call import ModelCall, SamplingParams, unhonoured_params
 from prorl_gym.harness.body_reader import ReadBody
 from prorl_gym.harness.client_tools import HOSTED, offer_tools, open_namespaces, shown_name
 from prorl_gym.inference.tokens.harness_call import CallKind, Lineage
 from prorl_gym.inference.tokens.prompt_builder import HistoryEntry
+from prorl_gym.left_out import unknown_fields
+
+_ITEM_FIELDS = frozenset(
+    {"type", "id", "status", "role", "content", "phase", "call_id", "name", "arguments", "input", "namespace"}
+    | {"output", "summary", "encrypted_content"}
+)
+"""Of items of the responses API that are read, or that say nothing to a text model."""
+
+_KEPT_ELSEWHERE = ("previous_response_id", "conversation", "prompt")
+"""Parameters that name texts which only the provider has."""
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"})
 
@@ -91,6 +101,7 @@ def _read_chat(body: ReadBody, sampling: SamplingParams, omitted: Counter[str]) 
         return chat_completions.read_messages(chat_completions.normalize_body({key: simple})[key])
 
     fields = body.fields
+    omitted.update(f"parameter {name}" for name, _ in unhonoured_params(fields))
     limit = fields.get("max_completion_tokens") or fields.get("max_tokens")
     return lenient_call(body.read_history(fields.get(key), read), fields, sampling, omitted, limit)
 
@@ -129,6 +140,9 @@ def _read_responses(body: ReadBody, sampling: SamplingParams, omitted: Counter[s
         return responses.read_items(responses.normalize_body({key: simple})[key])
 
     fields = body.fields
+    if kept := next((name for name in _KEPT_ELSEWHERE if fields.get(name)), ""):
+        raise ConfigError(f"'{kept}' is not supported.", "Send the whole conversation in each call.")
+    omitted.update(f"parameter {name}" for name, _ in unhonoured_params(fields))
     given, instructions = fields.get(key), readable_text(fields.get("instructions"), omitted)
     opening = [{"role": "system", "content": instructions}] if instructions else []
     history = [*responses.read_items(opening), *body.read_history([given] if isinstance(given, str) else given, read)]
@@ -152,6 +166,7 @@ def _simplify_item(given: object, omitted: Counter[str]) -> Item | None:
         omitted[f"item {kind[:80]}"] += 1
         return None
     kept = {key: value for key, value in item.items() if key != "namespace"}
+    omitted.update(unknown_fields(item, _ITEM_FIELDS, "item."))
     if kind == "function_call":
         kept["name"] = shown_name(item.get("namespace"), item.get("name"))
     texts = responses.TEXT_FIELDS[kind]

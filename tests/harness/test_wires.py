@@ -4,12 +4,13 @@ import json
 from typing import Any
 
 import pytest
-from harness_histories import CALL, SAMPLING, SCHEMA, THOUGHTS, Conversation, codec
+from harness_histories import BODIES, CALL, SAMPLING, SCHEMA, THOUGHTS, WIRES, Conversation, codec
 from token_codecs import ALL
 
 from prorl_gym.errors import ConfigError
 from prorl_gym.harness import wires
 from prorl_gym.harness.messages import MESSAGES
+from prorl_gym.harness.wires import RESPONSES
 from prorl_gym.inference.tokens.prompt_builder import PromptOrigin
 from prorl_gym.records import Message, ToolCall
 
@@ -207,7 +208,10 @@ def test_hosted_tools_and_items_are_left_out_by_name():
     talk = Conversation(wires.RESPONSES)
     call = talk.read(ITEMS | {"input": [{"type": "web_search_call", "id": "w"}, QUESTION, 7]})
     assert [entry.message.content for entry in call.entries] == ["You edit files.", "Fix /a.py"]
-    assert talk.omitted == {"tool web_search": 1, "item web_search_call": 1, "item of no type": 1}
+    assert set(talk.omitted) == {
+        *("tool web_search", "item web_search_call", "item of no type"),
+        *("parameter client_metadata", "parameter reasoning.effort"),
+    }
 
 
 def test_parts_that_are_no_text_become_notes():
@@ -215,7 +219,7 @@ def test_parts_that_are_no_text_become_notes():
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     call = talk.read(CHAT | {"messages": [{"role": "user", "content": [image, {"type": "text", "text": "?"}]}]})
     assert call.entries[0].message.content == "[image_url left out: this model reads text only]?"
-    assert talk.omitted == {"part image_url": 1}
+    assert talk.omitted["part image_url"] == 1
 
 
 @pytest.mark.parametrize(
@@ -438,3 +442,22 @@ async def test_a_history_of_codex_extends_what_was_sampled():
     ]
     prompt = await talk.prompt(ITEMS | {"input": [*ITEMS["input"], *back]})
     assert prompt.origin is PromptOrigin.EXTENDED
+
+
+@pytest.mark.parametrize("name", WIRES)
+def test_parameters_without_a_meaning_here_are_left_out_by_name(name: str):
+    talk = Conversation(WIRES[name])
+    talk.read(BODIES[name] | {"metadata": {"user_id": "u"}, "temperature": 0.1, "some_mode": "fast", "no_mode": None})
+    assert talk.omitted == {"parameter some_mode": 1}
+
+
+def test_fields_of_items_without_a_meaning_here_are_left_out_by_name():
+    talk = Conversation(RESPONSES)
+    talk.read({"input": [{"role": "user", "content": "q", "status": "completed", "mood": "good"}]})
+    assert talk.omitted == {"item.mood": 1}
+
+
+@pytest.mark.parametrize("kept", ["previous_response_id", "conversation", "prompt"])
+def test_a_conversation_that_only_the_provider_has_is_refused(kept: str):
+    with pytest.raises(ConfigError, match=f"'{kept}' is not supported"):
+        Conversation(RESPONSES).read(BODIES["responses"] | {kept: "resp_1"})

@@ -10,6 +10,7 @@ from real_workload import SAME, begin, call, farthest, words
 
 from prorl_gym.errors import FailureKind
 from prorl_gym.inference.protocol import ContextExceeded
+from prorl_gym.left_out import left_out_counts
 from prorl_gym.testing.inference.engine_conformance import expect_engine_error
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -74,9 +75,11 @@ async def test_a_seed_is_a_turn_alone_or_in_a_batch_on_either_engine(fleet: Flee
 
 async def test_a_stop_id_ends_the_turn_and_is_in_it(fleet: Fleet):
     fleet.servers[0].reload(fleet.checkpoints.chain(10, 11, 12, again=True))
+    unknown = left_out_counts()["engine"]
     result = await fleet.engine().generate(call([5, 6, 7], stop_token_ids=(2, 12)))
     assert result.token_ids == [10, 11, 12]
     assert result.finish_reason == "stop"
+    assert left_out_counts()["engine"] == unknown, "a field of this release is unknown: the log names it"
 
 
 async def test_the_tokenizers_end_of_turn_ends_it_unasked(fleet: Fleet):

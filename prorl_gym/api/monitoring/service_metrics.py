@@ -18,6 +18,7 @@ from prorl_gym.api.monitoring.history import MismatchReports, RolloutCounters
 from prorl_gym.client.wire_models import NodesStatus
 from prorl_gym.inference.balance.engine_pool import EnginePool, PoolSnapshot
 from prorl_gym.inference.balance.members import PoolMember
+from prorl_gym.left_out import left_out_counts
 from prorl_gym.records import Rollout
 from prorl_gym.rollout.nodes.node_runners import NodeRunners
 from prorl_gym.rollout.service import RolloutService
@@ -82,6 +83,9 @@ class ServiceMetrics(Collector):
         if self._nodes is not None:
             yield from _node_families(self._nodes.status())
         yield from _mismatch_families(self._mismatches)
+        left_out = {(wire,): count for wire, count in left_out_counts().items()}
+        text = "What live wires said that is not known or cannot be used; the log names it."
+        yield _family(_COUNTER, "prorl_left_out", text, ("wire",), left_out)
 
     async def render(self) -> bytes:
         status, usage = await self._service.status(), await self._service.ledger.usage()

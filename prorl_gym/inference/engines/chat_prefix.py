@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from prorl_gym.inference.engines.dialect import (
+    ANSWER_FIELDS,
+    CHOICE_FIELDS,
+    MESSAGE_FIELDS,
     Dialect,
     HttpEngineOptions,
     call_headers,
@@ -32,6 +35,10 @@ from prorl_gym.inference.engines.vllm import FINISH_REASONS, REPETITION, max_res
 from prorl_gym.inference.protocol import Conversation, EngineHealth, GenerationRequest, GenerationResult, LogprobKind
 
 _FINISH: Mapping[str, FinishReason] = {**FINISH_REASONS, "tool_calls": "stop"}
+
+_MESSAGE_FIELDS = MESSAGE_FIELDS | {
+    *("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts"),
+}
 
 _ID = re.compile(r"(?:token_id:)?([0-9]{1,9})")
 
@@ -88,6 +95,9 @@ class ChatPrefixDialect(Dialect[ChatPrefixOptions]):
         checks.check_model_name(answer.get("model"))
         choice = checks.only_choice(answer)
         message = checks.require_object(choice.get("message"), "its message")
+        self.count_unknown(answer, ANSWER_FIELDS)
+        self.count_unknown(choice, CHOICE_FIELDS, "choice.")
+        self.count_unknown(message, _MESSAGE_FIELDS, "message.")
         finish = checks.translate_finish_reason(choice.get("finish_reason"), _FINISH)
         echo = _first_present(message.get("prompt_token_ids"), answer.get("prompt_token_ids"))
         if not answered.is_prompt_checked and not answered.is_trial:  # a trial's prompt is the server's own rendering

@@ -37,10 +37,24 @@ from prorl_gym.inference.protocol import (
     ModelMissing,
     TextTurn,
 )
+from prorl_gym.left_out import count_left_out, unknown_fields
 from prorl_gym.records import EngineLoad
 
 MAX_METRICS_BYTES = 16 << 20
 """Longest metrics page in bytes: histograms of many engines behind one server."""
+
+ANSWER_FIELDS = frozenset(
+    {"id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint"}
+    | {"prompt_logprobs", "prompt_token_ids", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics"}
+)
+"""Of OpenAI's API and vLLM's releases 0.32 and 0.33 (entrypoints/openai, ``protocol.py``), as the choice's below."""
+
+CHOICE_FIELDS = frozenset(
+    {"index", "text", "message", "logprobs", "finish_reason", "stop_reason", "token_ids", "prompt_logprobs"}
+    | {"prompt_token_ids", "routed_experts", "weight_versions"}
+)
+
+MESSAGE_FIELDS = frozenset({"role", "content", "tool_calls", "annotations", "reasoning", "reasoning_content"})
 
 _ECHO = b'"prompt_token_ids":['
 
@@ -198,6 +212,10 @@ class Dialect(ABC, Generic[OptionsT]):
         payload, echoed = strip_prompt_echo(payload, request)
         answer = self.validator.parse_object(payload)
         return self.read_answer(answer, request, replace(answered, is_prompt_checked=echoed))
+
+    def count_unknown(self, part: JsonObject, known: frozenset[str], prefix: str = "") -> None:
+        """Count fields of an answer that this adapter neither reads nor knows to mean nothing to it."""
+        count_left_out("engine", self.address, unknown_fields(part, known, prefix))
 
     @abstractmethod
     def read_answer(self, answer: JsonObject, request: GenerationRequest, answered: AnsweredCall) -> GenerationResult:

@@ -10,7 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from prorl_gym.inference.engines.dialect import Dialect, HttpEngineOptions, call_headers
+from prorl_gym.inference.engines.dialect import (
+    ANSWER_FIELDS,
+    CHOICE_FIELDS,
+    MESSAGE_FIELDS,
+    Dialect,
+    HttpEngineOptions,
+    call_headers,
+)
 from prorl_gym.inference.engines.http_engine import HttpEngine
 from prorl_gym.inference.engines.http_exchange import HttpRequest
 from prorl_gym.inference.engines.response_validator import (
@@ -78,6 +85,8 @@ class OpenAIDialect(Dialect[OpenAIOptions]):
     def read_answer(self, answer: JsonObject, request: GenerationRequest, answered: AnsweredCall) -> GenerationResult:
         checks = self.validator
         choice = checks.only_choice(answer)
+        self.count_unknown(answer, ANSWER_FIELDS)
+        self.count_unknown(choice, CHOICE_FIELDS, "choice.")
         finish = checks.translate_finish_reason(choice.get("finish_reason"), _FINISH)
         said = self._parse_message(checks.require_object(choice.get("message"), "its message"))
         # As a model with hermes calls would write it: for the local encoding only. Their tokens are not ours: the text
@@ -89,6 +98,7 @@ class OpenAIDialect(Dialect[OpenAIOptions]):
         return self.make_result(answered, ids, [0.0] * len(ids), finish, cached_tokens=cached, text_turn=said)
 
     def _parse_message(self, message: JsonObject) -> TextTurn:
+        self.count_unknown(message, MESSAGE_FIELDS, "message.")
         text, calls = message.get("content"), message.get("tool_calls")
         if text is not None and not isinstance(text, str):
             raise self.validator.contract_error("its message's content is not text")

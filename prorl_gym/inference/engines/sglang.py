@@ -34,6 +34,23 @@ from prorl_gym.records import EngineLoad
 
 _FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
+_ANSWER_FIELDS = frozenset({"text", "output_ids", "meta_info", "prompt_token_ids", "index", "model"})
+
+_META_FIELDS = frozenset(
+    # managers/tokenizer_manager.py: what is read, and counts that say nothing about the tokens.
+    {"id", "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "prompt_token_ids", "weight_version"}
+    | {"weight_versions", "output_token_logprobs", "output_token_logprobs_length", "input_token_logprobs"}
+    | {"routed_experts", "num_retractions", "cached_tokens_details", "reasoning_tokens", "dp_rank", "e2e_latency"}
+    # observability/req_time_stats.py
+    | {"request_received_ts", "first_token_latency", "api_server_dispatch_finish_ts", "response_sent_to_client_ts"}
+    | {"request_finished_ts", "decode_throughput", "storage_prefetch_wait", "storage_staging_wait", "queue_time"}
+    | {"forward_entry_time", "prefill_finished_time"}
+    # Speculative decoding: drafts that were accepted were sampled from the model.
+    | {"spec_accept_rate", "spec_accept_length", "spec_num_correct_drafts", "spec_num_proposed_drafts"}
+    | {"spec_verify_ct", "spec_cap_length", "spec_block_accept_length", "spec_correct_drafts_histogram"}
+    | {"spec_cap_lens_histogram"}
+)
+
 _CACHE_USAGE, _CACHE_SIZE = "sglang:token_usage", "sglang:max_total_num_tokens"
 
 _TOTALS = {
@@ -118,6 +135,8 @@ class SglangDialect(Dialect[SglangOptions]):
         checks = self.validator
         checks.check_model_name(answer.get("model"), self._models.aliases)
         meta = checks.require_object(answer.get("meta_info"), "meta_info")
+        self.count_unknown(answer, _ANSWER_FIELDS)
+        self.count_unknown(meta, _META_FIELDS, "meta_info.")
         reason = checks.require_object(meta.get("finish_reason"), "finish_reason")
         finish = checks.translate_finish_reason(reason.get("type"), _FINISH_REASONS)
         status = reason.get("status_code")

@@ -11,6 +11,8 @@ from typing import Any, cast
 from uuid import uuid4
 
 from prorl_gym.inference.engines.dialect import (
+    ANSWER_FIELDS,
+    CHOICE_FIELDS,
     MAX_METRICS_BYTES,
     Dialect,
     HttpEngineOptions,
@@ -97,6 +99,8 @@ class VllmDialect(Dialect[VllmOptions]):
         checks = self.validator
         checks.check_model_name(answer.get("model"), self._models.aliases)
         choice = checks.only_choice(answer)
+        self.count_unknown(answer, ANSWER_FIELDS)
+        self.count_unknown(choice, CHOICE_FIELDS, "choice.")
         finish = checks.translate_finish_reason(choice.get("finish_reason"), FINISH_REASONS)
         if choice.get("token_ids") is None:
             raise checks.contract_error(

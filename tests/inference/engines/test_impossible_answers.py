@@ -13,6 +13,7 @@ from prorl_gym.errors import EngineError, FailureKind
 from prorl_gym.inference.engines.response_validator import AnsweredCall
 from prorl_gym.inference.engines.vllm import VllmDialect, VllmEngine, VllmOptions
 from prorl_gym.inference.protocol import GenerationResult
+from prorl_gym.left_out import left_out_counts
 from prorl_gym.testing.inference.engine_conformance import STOP_ID, request
 
 CONTROL = 90
@@ -188,3 +189,16 @@ def test_routed_experts_must_be_finite() -> None:
     payload = json.dumps(whole).replace('"here"', "1e999").encode()
     with pytest.raises(EngineError, match="a number that is not finite"):
         dialect.read_sample(payload, request(), AnsweredCall("e", 0, 0.1))
+
+
+@pytest.mark.parametrize("name", ["vllm-0.33", "vllm-0.32", "sglang", "chat_prefix", "openai"])
+async def test_a_field_of_a_newer_release_is_counted_and_ends_no_call(name: str):
+    place = ("meta_info",) if name == "sglang" else OPENAI_CHOICE
+    async with CASES[name]() as case:
+        case.server.ids = [5, STOP_ID]
+        counted = left_out_counts()["engine"]
+        await case.engine.generate(request())
+        assert left_out_counts()["engine"] == counted, "each field of its own release is known"
+        case.server.mutate = within(*place, "draft_of_a_field")([1])
+        await case.engine.generate(request())
+        assert left_out_counts()["engine"] == counted + 1

@@ -5,13 +5,14 @@ A reference is ``docker://[HOST[:PORT]/]NAME[:TAG][@DIGEST]``, parsed as every r
 
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, ClassVar, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.left_out import count_left_out, unknown_fields
 
 DOCKER_SCHEME = "docker://"
 DOCKER_HUB = "docker.io"
@@ -83,19 +84,33 @@ class RegistryReference:
 
 
 class _RegistryModel(BaseModel):
-    """Registries add fields freely: unknown ones are ignored."""
+    """What a registry answers; the fields are those of OCI's image specification 1.1 and of Docker's."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True)
+    unread: ClassVar[frozenset[str]] = frozenset()
+    """Fields that say nothing about the files or variables of an image."""
+
+    def unknown(self, prefix: str = "") -> Iterator[str]:
+        """Return the names of fields, nested ones too, that are neither read nor known."""
+        yield from unknown_fields(self.model_extra or {}, self.unread, prefix)
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            for part in cast("tuple[object, ...]", value if isinstance(value, tuple) else (value,)):
+                if isinstance(part, _RegistryModel):
+                    yield from part.unknown(f"{prefix}{name}.")
 
 
 class Descriptor(_RegistryModel):
     """Digest and size of a blob."""
+
+    unread = frozenset({"mediaType", "urls", "annotations", "data", "artifactType", "platform"})
 
     digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
     size: Annotated[int, Field(ge=0)]
 
 
 class Platform(_RegistryModel):
+    unread = frozenset({"os.version", "os.features", "variant", "features"})
     os: str = ""
     architecture: str = ""
 
@@ -107,6 +122,8 @@ class IndexEntry(Descriptor):
 class Manifest(_RegistryModel):
     """One image: its layers, lowest first."""
 
+    unread = frozenset({"schemaVersion", "mediaType", "artifactType", "subject", "annotations"})
+
     config: Descriptor
     layers: tuple[Descriptor, ...] = Field(max_length=MAX_LAYERS)
 
@@ -114,14 +131,27 @@ class Manifest(_RegistryModel):
 class Index(_RegistryModel):
     """The images of several platforms under one name."""
 
+    unread = Manifest.unread
+
     manifests: tuple[IndexEntry, ...]
 
 
 class ContainerConfig(_RegistryModel):
+    unread = frozenset(  # how a container of it is started, which a sandbox's owner decides
+        {"User", "ExposedPorts", "Entrypoint", "Cmd", "Volumes", "WorkingDir", "Labels", "StopSignal", "ArgsEscaped"}
+        | {"Memory", "MemorySwap", "CpuShares", "Healthcheck", "Hostname", "Domainname", "AttachStdin", "AttachStdout"}
+        | {"AttachStderr", "Tty", "OpenStdin", "StdinOnce", "Image", "OnBuild", "Shell", "MacAddress", "StopTimeout"}
+        | {"NetworkDisabled"}
+    )
     env: tuple[str, ...] | None = Field(alias="Env", default=None)
 
 
 class ImageConfig(_RegistryModel):
+    unread = frozenset(
+        {"created", "author", "architecture", "os", "os.version", "os.features", "variant", "rootfs", "history"}
+        | {"container", "container_config", "docker_version", "id", "parent", "comment", "throwaway", "Size"}
+        | {"moby.buildkit.buildinfo.v1", "moby.buildkit.cache.v0"}
+    )
     config: ContainerConfig | None = None
 
     @property
@@ -134,6 +164,8 @@ class ImageConfig(_RegistryModel):
 class TokenResponse(_RegistryModel):
     """Answer of a registry's token service."""
 
+    unread = frozenset({"expires_in", "issued_at", "scope", "token_type", "refresh_token"})
+
     token: str = ""
     access_token: str = ""
 
@@ -144,7 +176,7 @@ Model = TypeVar("Model", bound=_RegistryModel)
 def parse_model(model: type[Model], data: bytes, where: str) -> Model:
     """Read one of the models of this module; ``IMAGE_BROKEN`` when the data does not fit."""
     try:
-        return model.model_validate_json(data)
+        read = model.model_validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "it"
@@ -153,6 +185,8 @@ def parse_model(model: type[Model], data: bytes, where: str) -> Model:
             f"{where}: not a {model.__name__.lower()} of an image ({key}: {first['msg']}).",
             "Only image manifests of schema 2 and OCI are supported; push the image again with a current tool.",
         ) from None
+    count_left_out("registry", model.__name__.lower(), read.unknown())
+    return read
 
 
 def select_platform(index: Index, where: str) -> IndexEntry:

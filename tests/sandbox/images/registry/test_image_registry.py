@@ -13,6 +13,7 @@ from sandbox_support import closing, fails_as
 
 from prorl_gym import logs
 from prorl_gym.errors import FailureKind, SandboxError
+from prorl_gym.left_out import left_out_counts
 from prorl_gym.sandbox.config import ImagesConfig
 from prorl_gym.sandbox.images.registry.http import (
     RegistryCredentials,
@@ -20,7 +21,14 @@ from prorl_gym.sandbox.images.registry.http import (
     is_trusted_realm,
     parse_registry_host,
 )
-from prorl_gym.sandbox.images.registry.oci_format import MAX_MANIFEST_BYTES, ImageConfig, RegistryReference
+from prorl_gym.sandbox.images.registry.oci_format import (
+    MAX_MANIFEST_BYTES,
+    ImageConfig,
+    Index,
+    Manifest,
+    RegistryReference,
+    parse_model,
+)
 from prorl_gym.sandbox.images.store import ImageStore
 
 SMALL_BASE = layer(entry("etc/base", b"base"))
@@ -417,3 +425,29 @@ def test_wrong_references_are_refused(text: str) -> None:
 def test_variables_of_an_image_are_those_that_a_program_can_have() -> None:
     settings = ImageConfig.model_validate({"config": {"Env": ["A=1=2", "B=\0", "=x", "C", "D="]}})
     assert settings.environment == (("A", "1=2"), ("D", ""))
+
+
+DESCRIPTOR = {"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": f"sha256:{'0' * 64}", "size": 3}
+SPECIFIED = {
+    Manifest: {"schemaVersion": 2, "config": DESCRIPTOR, "layers": [DESCRIPTOR | {"annotations": {"a": "b"}}]},
+    Index: {"schemaVersion": 2, "manifests": [DESCRIPTOR | {"platform": {"os": "linux", "variant": "v8"}}]},
+    ImageConfig: {
+        "created": "2026-01-01T00:00:00Z",
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"User": "alice", "Env": ["A=b"], "WorkingDir": "/w", "Labels": {"a": "b"}},
+        "rootfs": {"diff_ids": [], "type": "layers"},
+        "history": [{"created_by": "sh"}],
+    },
+}
+"""After the examples of OCI's image specification."""
+
+
+@pytest.mark.parametrize("model", SPECIFIED)
+def test_fields_that_the_specification_lacks_are_counted(model: type[Manifest | Index | ImageConfig]) -> None:
+    before = left_out_counts()["registry"]
+    parse_model(model, json.dumps(SPECIFIED[model]).encode(), "it")
+    assert left_out_counts()["registry"] == before
+    text = json.dumps(SPECIFIED[model]).replace('"mediaType"', '"encryption": "x", "mediaType"')
+    parse_model(model, text.replace('"WorkingDir"', '"Root": "/r", "WorkingDir"').encode(), "it")
+    assert left_out_counts()["registry"] == before + {Manifest: 2, Index: 1, ImageConfig: 1}[model]

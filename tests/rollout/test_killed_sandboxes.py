@@ -1,15 +1,12 @@
 """Rollouts whose sandboxes die at random moments: a reward is the right one, or there is none."""
 
-import asyncio
-import contextlib
 import json
-import os
-import signal
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from sandbox_killer import killing
 from scripted_sessions import ScriptedPolicies
 from test_service import QUICK
 
@@ -43,58 +40,30 @@ def requests(count: int) -> list[RolloutRequest]:
     ]
 
 
-def children_of(pid: int) -> list[int]:
-    """Return the first processes of the sandboxes of a spawner."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(entry.name))
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("victim", ["spawner", pytest.param("init", marks=pytest.mark.release)])
-async def test_no_kill_costs_a_right_answer_its_reward(victim: str) -> None:
+async def test_no_kill_costs_a_right_answer_its_reward(victim: Literal["spawner", "init"]) -> None:
     """Gold is played: each record has reward 1, or an infrastructure failure and no reward."""
     try:
         backend = await open_backend(SandboxConfig(backend="userns"))
     except SandboxError as error:
         pytest.skip(error.what)
     assert isinstance(backend, NamespaceBackend)
-    chance, over = Random(7), asyncio.Event()
-
-    async def kill() -> int:
-        """Kill now and then until all is over; return how often."""
-        kills = 0
-        while not over.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(over.wait(), chance.uniform(0.3, 1.5))
-            spawner = await backend.spawner_pid()
-            victims = [spawner] if victim == "spawner" else children_of(spawner)
-            if victims and not over.is_set():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(chance.choice(victims), signal.SIGKILL)
-                    kills += 1
-        return kills
-
     runner = InProcessRunner(
         registry.get, ScriptedPolicies(gold_steps_of), backend, RunnerConfig(init=2, run=4, eval=4)
     )
     service = RolloutService(MemoryLedger(), runner, QUICK.model_copy(update={"attempts": 6}))
     await service.start()
-    killing = asyncio.create_task(kill())
     try:
         asked = requests(24)
-        await service.submit(asked)
-        records = [await service.result(request.rollout_id, wait=120) for request in asked]
+        async with killing(backend, victim, Random(7)) as count:
+            await service.submit(asked)
+            records = [await service.result(request.rollout_id, wait=120) for request in asked]
     finally:
-        over.set()
-        kills = await killing
         await service.stop(drain=False)
         await backend.close()
-    assert kills >= 3
+    assert count() >= 3
     for record in records:
         assert record is not None
         assert all(retry.kind.value.startswith(("sandbox_", "grader_")) for retry in record.retries), record.retries

@@ -202,7 +202,7 @@ async def _open_gateway(codec: ChatCodec, pool: EnginePool, stack: AsyncExitStac
     limits = RolloutSettings(max_turns=100_000, max_tokens=1_000_000)
     settings = resolve_settings(limits)
     session = HarnessSession(pool, codec, settings, rollout_id=f"r{random.getrandbits(64):x}")
-    gateway = RolloutGateway(session, codec, settings, "bench")
+    gateway = RolloutGateway(session, codec, settings, program="bench")
     listener = socket.create_server(("127.0.0.1", 0))
     await stack.enter_async_context(gateway.serving(listener))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/chat/completions"

@@ -82,7 +82,7 @@ class NotedGateway(RolloutGateway):
         self.pool = _NotingPool("policy", max_model_len=max_model_len)
         self.pool.add_engine(engine)
         self.session = HarnessSession(self.pool, codec, settings, rollout_id="r")
-        super().__init__(self.session, codec, settings, side_calls)
+        super().__init__(self.session, codec, settings, side_calls, program="scripted")
 
     def count_captured(self) -> tuple[int, int]:
         """Return how many tokens the engine sampled, and how many of them are recorded exactly.

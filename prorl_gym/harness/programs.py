@@ -43,6 +43,6 @@ class HarnessPrograms:
         program = find_program(settings.agent, self._configured, self._layers)
         session = self._source.open_harness_session(job, settings)
         gateway = RolloutGateway(
-            session.model_session, self._source.codec, settings, settings.agent, program.side_calls
+            *(session.model_session, self._source.codec, settings, program.side_calls), program=settings.agent
         )
         return session, CommandAgent(program, gateway)

@@ -160,8 +160,9 @@ class RolloutGateway:
         session: HarnessSession,
         codec: ChatCodec,
         settings: ResolvedSettings,
-        program: str,
         side_calls: Sequence[str] = (),
+        *,
+        program: str,
     ) -> None:
         self.token = secrets.token_urlsafe(32)
         """Bearer token, which opens this rollout only."""

@@ -67,7 +67,7 @@ async def served(*script: Any, side_calls: Sequence[str] = (), **settings: Any):
     play = Play(script[0] if callable(script[0]) else list(script), **settings)
     limits = {key: value for key, value in settings.items() if key.startswith("max_t")}
     resolved = resolve_settings(RolloutSettings(**limits))
-    gateway = RolloutGateway(play.session, play.codec, resolved, "a-program", side_calls)
+    gateway = RolloutGateway(play.session, play.codec, resolved, side_calls, program="a-program")
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with aiohttp.ClientSession() as client, gateway.serving(listener):
